@@ -20,6 +20,7 @@ from grpo.commands.recompute import Difference, rows_of_file
 from grpo.commands.verify import differences, noise
 from grpo.common.files import write_json
 from grpo.reporting.curves import CURVES, REACH
+from grpo.reporting.writeup import read_timing_table
 from grpo.results.outcomes_file import scores_of
 from grpo.study import paths
 from grpo.study.claims import Beats
@@ -157,6 +158,20 @@ def test_a_run_that_is_trained_again(
     found = verifying.repeat(rows_of_file(paths.OUTCOMES), name)
     assert calls == ["model", "dataset", "train"]  # the project has neither
     assert found["agrees"] is agrees and (changed in found["unlike"] if changed else not found["unlike"])
+
+
+@pytest.mark.parametrize("why", ["stopped", "start_from", "same_as"])
+def test_no_run_is_drawn_that_ended_early_began_elsewhere_or_was_taken_over(study: Study, why: str) -> None:
+    rows, timing = rows_of_file(paths.OUTCOMES), read_timing_table().set_index("run").astype({"same_as": object})
+    short, long = f"{SWEEP}/1e-4/0", f"{SWEEP}/1e-4/1"
+    timing.loc[[short, long], "total_s"] = 1.0, 2.0  # one of two is drawn, the shorter one
+    both = {name: rows[name] for name in (short, long)}
+    assert verifying._drawn(both, timing) == short
+    if why == "same_as":
+        timing.loc[short, why] = long
+    else:
+        both[short] = both[short] | {why: 8.0}
+    assert verifying._drawn(both, timing) == long
 
 
 def test_scores_as_text() -> None:

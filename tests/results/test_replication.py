@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study_parts import ROOT, edit
+from study_parts import ROOT, edit, with_values
 
 sys.path.insert(0, str(ROOT / "workflow"))
 
@@ -138,6 +138,9 @@ def test_a_replicate_leaves_out_what_no_claim_is_about_and_nothing_else_needs(re
         paths.PARAMS.write_text(text.replace(old, new))
         keys.append(key_of(load_study()))
     assert keys[0] == keys[1] != keys[2]  # a question is no setting
+    one_more = {key: getattr(repository.evaluation, key) + 1 for key in ("zero_shot_problems", "last_problems")}
+    keys = [key_of(with_values(repository, {f"evaluation.{key}": value})) for key, value in one_more.items()]
+    assert keys[0] == key_of(repository) != keys[1]  # what only the base is asked decides no run
 
 
 def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
@@ -174,6 +177,13 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     assert [*found] == ["seeds-7", "seeds-8"] and len(read_replicates(repository)) == 2
     assert found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()
+    written = (paths.REPORTS / "replication.json").read_text()
+    (pairs,) = paths.REPLICATES.glob("*-seeds-7.csv")
+    pairs.rename("taken_back")
+    replicate.replicate([8], None)
+    assert [*json.loads((paths.REPORTS / "replication.json").read_text())] == ["seeds-8"]
+    Path("taken_back").rename(pairs)
+    (paths.REPORTS / "replication.json").write_text(written)
     write_json(paths.RECORD, record("b", **{"x": OPEN, claim: OPEN}))  # the study was run again
     replicate.replicate([8], None)
     assert [*json.loads((paths.REPORTS / "replication.json").read_text())] == ["seeds-8"]

@@ -69,8 +69,8 @@ def test_a_gpu_without_bfloat16_and_one_in_use_are_named(monkeypatch: pytest.Mon
 def test_a_login_node_without_a_gpu_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert by_name(study_named("math-h100"))["GPUs"].good is False
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert by_name(study_named("math-h100"))["GPUs"].good is False
     (tmp_path / "sbatch").touch(mode=0o755)
     finding = by_name(study_named("math-h100"))["GPUs"]
     assert finding.good is None and "srun --gpus=1 grpo doctor" in finding.remedy

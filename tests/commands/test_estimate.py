@@ -20,7 +20,7 @@ from grpo.common.files import write_json
 from grpo.results.pairs import Pairs, write_pairs
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, SAME, decide_by, smallest_seen
 from grpo.study import paths
-from grpo.study.claims import AnyClaim
+from grpo.study.claims import AnyClaim, Beats
 from grpo.study.schema import Study, load_study
 
 UNIT = {"RTX 4090": 84.0, "H100": 30.0, "H200": 14.0}
@@ -112,6 +112,9 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
 
 CLAIM: AnyClaim = TypeAdapter(AnyClaim).validate_python({"arm": "a", "beats": "b", "by": 0.05, "at": "last_step"})
 MANY = 1000
+ACROSS = Beats(
+    experiment="grpo_baselines", arm="reinforce_with_baseline", beats="grpo_length_normalization/masked_mean", by=0.05
+)
 
 
 @pytest.mark.parametrize(("sd", "seeds", "problems"), [(0.07, 5, 384), (0.02, 3, 64), (0.1, 15, 64)])
@@ -146,6 +149,8 @@ def test_the_plan_says_what_each_claim_can_see_and_where_only_one_answer_is_poss
     assert found["one-step-behind"]["seeds"] == 3 and found["one-step-behind"]["sees"] > found["std-normalization"]["sees"]
     assert found["std-entropy"]["ratio"] and found["std-entropy"]["margin"] == pytest.approx(1.25)
     assert found["prompt"]["note"] == "by design" and found["prompt"]["problems"] == 128
+    fewer = rows(with_values(mini_study, {"experiments.grpo_baselines.seeds": 2, "claims": [ACROSS]}))
+    assert {row["seeds"] for name, row in fewer.items() if name.startswith("own-")} == {2}  # as many pairs as both have
     enough = found["std-normalization"]["seeds_for_margin"]
     at, before = (smallest_seen(*precision((0.07, OVER_PROBLEMS), seeds, 384)) for seeds in (enough, enough - 1))
     assert at <= 0.05 < before and not found["std-normalization"]["more_problems"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from report_parts import run, store, store_general, study_of
 
@@ -21,6 +20,7 @@ from grpo.commands.recompute import Difference, rows_of_file
 from grpo.commands.verify import differences, noise
 from grpo.common.files import write_json
 from grpo.reporting.curves import CURVES, REACH
+from grpo.reporting.writeup import read_timing_table
 from grpo.results.outcomes_file import scores_of
 from grpo.study import paths
 from grpo.study.claims import Beats
@@ -73,16 +73,6 @@ def study(made: tuple[Path, Study], workdir: Path) -> Study:
 
 def found_in(study: Study) -> list[Difference]:
     return differences(study, rows_of_file(paths.OUTCOMES))[0]
-
-
-def test_no_run_that_was_stopped_or_taken_over_is_trained_again(study: Study) -> None:
-    """Of nine runs the stopped one and another one's copy are the shortest; the shortest quarter of the others may be drawn."""
-    rows = rows_of_file(paths.OUTCOMES)
-    (stopped,) = [name for name, row in rows.items() if row["stopped"] is not None]
-    copied, *others = [name for name in rows if name != stopped]
-    timing = pd.DataFrame({"total_s": range(len(rows)), "same_as": None}, index=[stopped, copied, *others])
-    timing.loc[copied, "same_as"] = others[0]
-    assert {verifying._drawn(rows, timing) for _ in range(99)} == {*others[:2]}
 
 
 def test_an_altered_digit_is_found_and_its_place_named(study: Study) -> None:
@@ -168,6 +158,20 @@ def test_a_run_that_is_trained_again(
     found = verifying.repeat(rows_of_file(paths.OUTCOMES), name)
     assert calls == ["model", "dataset", "train"]  # the project has neither
     assert found["agrees"] is agrees and (changed in found["unlike"] if changed else not found["unlike"])
+
+
+@pytest.mark.parametrize("why", ["stopped", "start_from", "same_as"])
+def test_no_run_is_drawn_that_ended_early_began_elsewhere_or_was_taken_over(study: Study, why: str) -> None:
+    rows, timing = rows_of_file(paths.OUTCOMES), read_timing_table().set_index("run").astype({"same_as": object})
+    short, long = f"{SWEEP}/1e-4/0", f"{SWEEP}/1e-4/1"
+    timing.loc[[short, long], "total_s"] = 1.0, 2.0  # one of two is drawn, the shorter one
+    both = {name: rows[name] for name in (short, long)}
+    assert verifying._drawn(both, timing) == short
+    if why == "same_as":
+        timing.loc[short, why] = long
+    else:
+        both[short] = both[short] | {why: 8.0}
+    assert verifying._drawn(both, timing) == long
 
 
 def test_scores_as_text() -> None:

@@ -307,8 +307,9 @@ def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
     assert Undecided.begun == 1
     with pytest.raises(UserError, match="reset returned two texts for the question p/0"):
         played(chats, task_of("Undecided"), ["42"])
-    with pytest.raises(UserError, match="a prompt of 5 tokens and 60 tokens of its environment"):
-        require_context_length(100, [[1] * 5], 40, observations=60)
+    told = "a prompt of 5 tokens and 60 tokens of its environment and a response of up to 40; 1 of 2 prompts are too long"
+    with pytest.raises(UserError, match=told):
+        require_context_length(104, [[1] * 5, [1] * 4], 40, observations=60)
     require_context_length(105, [[1] * 5], 40, observations=60)
 
 

@@ -21,6 +21,7 @@ from grpo.evaluation import best_of_n, evaluator
 from grpo.evaluation import evaluate as module
 from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
+from grpo.models.checkpoint import load_model
 from grpo.results.intervals import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler
@@ -134,19 +135,23 @@ def test_a_killed_stage_starts_again(project: Path, mini_study: Study, monkeypat
 
 
 def test_the_base_model_answers_a_file_of_gsm8ks_rows(
-    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokenizer: Any
 ) -> None:
-    """NLPDL's problem 1 (a): data/gsm8k/test.jsonl. A question beyond the model's context is left out, and said so."""
+    """NLPDL's problem 1 (a): data/gsm8k/test.jsonl. Questions that leave a response no room are left out, and said so."""
     monkeypatch.chdir(project)
     solution = "He has 40 + 2 = <<40+2=42>>42 coins.\n#### 42"
     rows = [{"question": f"Tom has {n} coins. How many?", "answer": solution} for n in (1, 2)]
-    rows.append({"question": "Tom has 3 coins. " * 400, "answer": solution})
+    context, response = load_model(project / "data/model/main").config.max_position_embeddings, mini_study.evaluation.max_tokens
+    tokens = {n: len(tokenizer.prompt_ids(R1_ZERO.prompt("Tom has 3 coins. " * n))) for n in range(1, 400)}
+    full = next(n for n, length in tokens.items() if length + response > context)
+    assert tokens[full] <= context  # it fits, but for its response
+    rows += [{"question": "Tom has 3 coins. " * n, "answer": solution} for n in (full, 400)]
     file = project / "test.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = evaluator.evaluate_file(
         mini_study, file, Path("here"), mini_study.evaluation.zero_shot_prompts, evaluate_checkpoint
     )
-    assert "1 of 3 questions are too long for the model's context and are left out" in capsys.readouterr().out
+    assert "2 of 4 questions are too long for the model's context and are left out" in capsys.readouterr().out
     assert list(metrics) == ["r1_zero", "question_only"] and {values["problems"] for values in metrics.values()} == {2}
     assert json.loads(Path("here/metrics.json").read_text()) == metrics
     written = [json.loads(line) for line in Path("here/r1_zero.jsonl").read_text().splitlines()]
@@ -210,6 +215,10 @@ def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Probl
     records = [json.loads(line) for line in (project / "out/question_only.jsonl").read_text().splitlines()]
     assert [(r["format_reward"], r["answer_reward"]) for r in records] == parts
     assert "## other rewards: 6 of 10, 6 shown" in (project / "out/question_only_examples.md").read_text()
+    on_form = changed(mini_study, grpo={"reward": "format_reward"})  # its runs are trained on this, and compared by answers
+    evaluator = CheckpointEvaluator(on_form, Path("data/model/main"))
+    again = evaluate_checkpoint(evaluator, problems, "question_only", project / "again")
+    assert again["reward"] == metrics["reward"] == pytest.approx(0.45 / 2)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,10 @@ def test_base_middle_and_end_are_sampled_on_the_same_problems(study: Study) -> N
     """The kept checkpoint nearest to the middle is the start itself, so its samples are those of the base."""
     for seed in SEEDS:
         last = paths.CHECKPOINTS / NAME / ARM / str(seed) / "last"
-        shutil.copytree(last.with_name("step-10"), last)
-        write_json(last / "metadata.json", {"step": 10, "prompt": "question_only", "start": paths.model("main").as_posix()})
+        for folder, step in ((last, 10), (last.with_name("step-9"), 9)):
+            shutil.copytree(last.with_name("step-10"), folder)
+            about = {"step": step, "prompt": "question_only", "start": paths.model("main").as_posix()}
+            write_json(folder / "metadata.json", about)
     asked = study.evaluation.best_of_n.model_copy(
         update={"problems": 6, "samples": 4, "n": [1, 4], "checkpoints": [f"{NAME}/{ARM}"]}
     )

@@ -124,6 +124,7 @@ def test_the_stage_keeps_what_the_teacher_says(project: Path, grpo: Grpo, monkey
     [
         ({"questions": 9999}, "sft_datasets.keyword.questions: 9999 are asked for, but there are 1232"),
         ({"max_tokens": 1}, "sft_datasets.keyword: of 800 responses none can be used (cut_off: 7"),
+        ({"top_p": 1e-9}, "sft_datasets.keyword: of 800 responses none can be used"),  # the likeliest tokens are no sentence
         (
             {"asked_in": "r1_zero"},
             "sft_datasets.keyword.asked_in: the task keyword has no format 'r1_zero' (known: keyword, chat)",

@@ -3,12 +3,14 @@
 import copy
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.compose import compose, study_path
-from grpo.study.config import LocalModel, WheelModel
+from grpo.study.config import HubModel, LocalModel, WheelModel
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.tasks.task import Format
@@ -319,6 +321,32 @@ def test_no_readable_gguf(change: Callable[[Path], object], message: str, workdi
     with pytest.raises(UserError, match=message):
         make_base_model(mini_study.model_copy(update={"models": {"main": model}}), "main")
     assert not paths.model("main").exists() and not list(paths.STATE.iterdir())
+
+
+def test_a_model_on_the_hub_comes_with_its_weights_its_tokenizer_and_its_chats(
+    workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without the copies of its weights in other formats."""
+    tiny_checkpoint(workdir / "hub", "llama", "like_llama3", TEXTS)
+    (workdir / "hub/pytorch_model.bin").write_bytes(b"weights")
+
+    def download(repo: str, revision: str, allow_patterns: list[str]) -> str:
+        assert (repo, revision) == ("someone/model", "0" * 40)
+        names = [path.name for path in (workdir / "hub").iterdir()]
+        (workdir / "cache").mkdir()
+        for name in huggingface_hub.utils.filter_repo_objects(names, allow_patterns=allow_patterns):
+            shutil.copy(workdir / "hub" / name, workdir / "cache")
+        return str(workdir / "cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    model = HubModel(source="hub", repo="someone/model", revision="0" * 40)
+    make_base_model(mini_study.model_copy(update={"models": {"main": model}}), "main")
+    chat = [{"role": "user", "content": "What is 1 + 1?"}]
+    ours, theirs = (load_tokenizer(folder) for folder in (paths.model("main"), workdir / "hub"))
+    assert ours.chat_ids(chat) == theirs.chat_ids(chat) and ours.stop_token_ids == theirs.stop_token_ids
+    own, given = (load_file(folder / "model.safetensors") for folder in (paths.model("main"), workdir / "hub"))
+    assert own.keys() == given.keys() and all(torch.equal(own[name], given[name]) for name in own)
+    assert not (paths.model("main") / "pytorch_model.bin").exists() and not (workdir / "cache/pytorch_model.bin").exists()
 
 
 @pytest.mark.parametrize(

@@ -502,6 +502,7 @@ def test_a_stage_that_the_study_leaves_out_writes_a_note_and_counts_as_none(
     assert call(study, sys.executable, "workflow/with_gpus.py", "0", *how, "--", sys.executable, "-c", code) == ""
     assert (study / plan["best_of_n"]["stamp"]).exists() and (study / "reports/best_of_n.json").read_text() == "{}\n"
     assert [file.name for file in (study / "data/best_of_n").iterdir()] == ["README.md"]
+    assert "best_of_n" in planned(study, monkeypatch)[1]  # dvc.lock does not know of it, so the stamp has gone
 
 
 def test_an_edit_of_arms_and_seeds_makes_its_stages(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

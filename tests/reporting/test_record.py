@@ -320,6 +320,15 @@ def test_a_row_for_each_run(study: Study) -> None:
     assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 
 
+def test_expert_iteration_samples_a_group_for_each_question(workdir: Path, mini_study: Study) -> None:
+    """Four steps of 16 questions, 8 responses each, in 4 s a step."""
+    name, values = "expert_iteration_experiment", {"ei_batch_size": 16, "group_size": 8}
+    store(run("few", [0.1, 0.3, 0.5], experiment=name, values=values, every=2, steps=4), 4.0, alone=True)
+    write_timing(with_values(study_of(mini_study, **{name: {"few": {}}}), {"seeds": [0]}))
+    (row,) = pd.read_csv(paths.TIMING_TABLE).to_dict("records")
+    assert (row["samples"], row["samples_per_s"]) == (4 * 16 * 8, 16 * 8 / 4)
+
+
 def test_a_formula_of_a_foreign_run_is_not_computed(study: Study) -> None:
     path, formula = paths.run_timing(f"{COLOCATE}/one/1"), '=HYPERLINK("http://evil.example")'
     path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(("mlflow_run_id", "started"), formula)))

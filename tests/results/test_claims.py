@@ -136,15 +136,6 @@ def test_short_runs_test_no_claim_about_later_steps(study: Study, write: Callabl
     assert late.verdict == NOT_TESTED and "step 48 and later, and the runs took 24" in late.reason and late.interval
 
 
-def test_a_stopped_run_is_no_short_one(study: Study, write: Callable[..., None]) -> None:
-    """The claim is about step 48 and later; one run of 64 steps diverged at step 16."""
-    write()
-    ends = [solved(reward, PROBLEMS) for reward in (0.1, 0.1, 0.0)]
-    write_run(run("reinforce_with_baseline", ends, 0, BASELINES, every=8, steps=16, diverged=16))
-    verdict = by_id(judge_claims(study))["baseline-helps"]
-    assert "later" not in verdict.reason and verdict.interval
-
-
 @pytest.mark.parametrize(
     ("ends", "claim", "reason"),
     [

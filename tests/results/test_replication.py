@@ -180,6 +180,13 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     assert [*found] == ["seeds-7", "seeds-8"] and len(read_replicates(repository)) == 2
     assert found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()
+    written = (paths.REPORTS / "replication.json").read_text()
+    (pairs,) = paths.REPLICATES.glob("*-seeds-7.csv")
+    pairs.rename("taken_back")
+    replicate.replicate([8], None)
+    assert [*json.loads((paths.REPORTS / "replication.json").read_text())] == ["seeds-8"]
+    Path("taken_back").rename(pairs)
+    (paths.REPORTS / "replication.json").write_text(written)
     write_json(paths.RECORD, record("b", **{"x": OPEN, claim: OPEN}))  # the study was run again
     replicate.replicate([8], None)
     assert [*json.loads((paths.REPORTS / "replication.json").read_text())] == ["seeds-8"]

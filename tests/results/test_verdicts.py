@@ -93,6 +93,15 @@ def test_a_verdict_in_words() -> None:
     assert found.verdict == NOT_TESTED and "still moving: between the last two evaluations" in found.reason
 
 
+def test_a_run_that_was_evaluated_once_does_not_move() -> None:
+    """One arm goes from .1 to .3, and one from .5 to .4: the first ends .1 lower."""
+    arms = [
+        [report_parts.run(arm, [solved(reward, 200) for reward in of], seed, "made_up") for seed in range(3)]
+        for arm, of in (("a", (0.1, 0.3)), ("b", (0.5, 0.4)))
+    ]
+    assert verdict(arms).verdict == DOES_NOT_HOLD
+
+
 @pytest.mark.parametrize(
     ("a", "b", "claim", "message"),
     [

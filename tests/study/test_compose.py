@@ -426,6 +426,10 @@ def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) ->
     assert (mine.builds_on, mine.seeds, [*mine.arms][-1]) == ("grpo_baselines", 1, "more")
     only = load_study(write("studies/few.yaml", text + "experiments: {only: [grpo_learning_rate]}\n")).experiments["controls"]
     assert only.builds_on == "grpo_learning_rate"
+    before = "grpo_learning_rate, grpo_baselines, grpo_length_normalization, grpo_group_standard_deviation"
+    sweeps = f"experiments: {{only: [{before}, grpo_off_policy_sweep_broad, grpo_off_policy_sweep_focused]}}\n"
+    of_sweeps = load_study(write("studies/sweeps.yaml", text + sweeps)).experiments["controls"]
+    assert of_sweeps.builds_on == "grpo_group_standard_deviation"  # of the broad sweep the focused one takes the ranking
     for wrong, message in (
         ("controls: [chance]", "controls: no control 'chance'"),
         ("evaluation: {best_of_n: {checkpoints: [grpo_lora/none]}}", "best_of_n.checkpoints: no arm 'grpo_lora/none'"),

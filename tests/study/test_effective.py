@@ -186,8 +186,9 @@ def test_a_rate_may_be_so_many_times_that_of_the_winners() -> None:
     assert run.sources["learning_rate"] == "arm extra"
     study = edited(new_arm("grpo_lora", learning_rate_times=3.333))
     assert effective_run(study, "grpo_lora", "extra", 0, ON_POLICY).config.learning_rate == 3.33e-3  # three digits
-    study = edited(put("grpo.n_grpo_steps", 11), new_arm("grpo_lora", n_grpo_steps_times=0.7))
-    assert effective_run(study, "grpo_lora", "extra", 0, []).config.n_grpo_steps == 8  # 7.7, rounded
+    for times, steps in ((0.4, 3), (0.6, 4), (0.01, 1)):  # 2.8, 4.2 and .07 steps
+        study = edited(put("grpo.n_grpo_steps", 7), new_arm("grpo_lora", n_grpo_steps_times=times))
+        assert effective_run(study, "grpo_lora", "extra", 0, []).config.n_grpo_steps == steps
 
 
 @pytest.mark.parametrize(
@@ -396,9 +397,11 @@ def threads(number: int, **cpus: int) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "alone"])
+@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "alone", "of_first_seeds"])
 def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(kind: str) -> None:
-    edit = all_of(put("experiments.grpo_lora.timed", "alone"), threads(3, small=1, **{kind: 2}))
+    timed = put("experiments.grpo_lora.timed", "of_first_seeds")
+    own = put("resources.of_first_seeds", {"gpus": 0, "cpus": 3, "mem_mb": 2000, "runtime_min": 9})
+    edit = all_of(own, timed, threads(3, small=1, **{kind: 2}))
     message = f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many"
     assert message in refused(edit)
     on_gpu = put("engine.name", "vllm"), put("engine.device", "cuda:0"), put("learner.device", "cuda:0")
@@ -420,6 +423,8 @@ def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study
     study = for_gpus.for_task("keyword")
     assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
     assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
+    few_at_once = with_values(for_gpus, {"engine.max_batch_size": 7})
+    assert few_at_once.for_task("keyword").engine.max_batch_size == 7
     assert for_gpus.for_task("main") == for_gpus
     assert mini_study.for_task("keyword") == mini_study
 

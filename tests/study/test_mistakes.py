@@ -122,6 +122,10 @@ MISTAKES: list[tuple[Edit, str]] = [
     (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
     (put("evaluation.temperature", 0), "evaluation: temperature 0: all samples of best_of_n would be equal"),
     (
+        all_of(put("checkpoints", ["best"]), put("evaluation.best_of_n.checkpoints", ["grpo_lora/full"])),
+        "evaluation.best_of_n.checkpoints: no run keeps its last one. Add last to `checkpoints`.",
+    ),
+    (
         all_of(put("evaluation.metric", "reward"), new_arm("grpo_baselines", reward="json:dumps")),
         "evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.",
     ),
@@ -134,10 +138,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (
         put("claims", 2 * [{"arm": "full", "beats": "rank_1", "by": 0.05, "id": "lora"}]),
         "claims.1.id: lora is the id of two claims. Rename one.",
-    ),
-    (
-        all_of(put("checkpoints", ["best"]), put("evaluation.best_of_n.checkpoints", ["grpo_lora/full"])),
-        "evaluation.best_of_n.checkpoints: no run keeps its last one. Add last to `checkpoints`.",
     ),
     (
         claim(arm="full", beats="rank_1", metric="token_entropy"),
@@ -265,6 +265,10 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
     }
     for checkpoint in wrong - {*known}:
         assert f"keeps no checkpoint {checkpoint!r} (known: {', '.join(known)})" in refused(start_from(checkpoint))
+
+
+def test_a_start_may_have_more_seeds_than_what_begins_there() -> None:
+    edited(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 3), put(f"experiments.{SFT_INITIALIZATION}.seeds", 2))
 
 
 def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:

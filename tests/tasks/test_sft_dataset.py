@@ -87,7 +87,11 @@ def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.Monkey
     assert [example.reward for example in read_examples(TARGET)] == [1.0, 0.5, 0.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("template", [R1_ZERO, Format("Q: {question}\nThink step by step.\nA:")])
+@pytest.mark.parametrize(
+    "template",
+    [R1_ZERO, Format("Q: {question}\nThink step by step.\nA:"), Format(f"{R1_ZERO.template} Let me see.")],
+    ids=["its own", "another", "another end"],
+)
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
 def test_a_validation_question_is_left_out_and_counted(question: str, template: Format) -> None:
     """Also within a template that is not the project's."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,9 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     best = by_name["best_prompt"]  # of the base of the first seed: 30 of 100 under the better of its prompts
     assert "of the first base under its best prompt, plain" in best["what"]
     assert (best["at"], best["value"]) == (pytest.approx(0.3), pytest.approx(0.3))
+    judged = {arm: [replace(one, selection_problems=20) for one in runs] for arm, runs in made.items()}
+    best = beyond_controls(study, {"controls": ExperimentRuns("controls", judged)}, ("", ""))["beyond"][-1]
+    assert (best["at"], best["value"]) == (pytest.approx(10 / 80), pytest.approx(30 / 80))  # 10 and 40 of the other 80
     assert f"Beyond the form's reward alone ({form:.3f}): {0.6 - form:.3f} (" in render("beyond.md.j2", controls=found)
     nothing = {arm: [run(arm, [0.6, 0.6], seed, "controls") for seed in (0, 1)] for arm in arms}
     none = beyond_controls(study, {"controls": ExperimentRuns("controls", nothing)}, ("", ""))

@@ -150,9 +150,13 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
     assert json.loads((paths.RUNS / filtered.name / "metrics.json").read_text())["examples"] == 10
 
     started = {arm: train("grpo_sft_initialization", arm) for arm in ("base", "early")}
-    for arm, source in (("early", str(folder / "step-2")), ("base", "pretrained by the study (data/model/main)")):
+    base = "data/model/main"
+    for arm, source, start in (
+        ("early", str(folder / "step-2"), (folder / "step-2").as_posix()),
+        ("base", f"pretrained by the study ({base})", base),
+    ):
         metadata = json.loads((paths.CHECKPOINTS / started[arm].name / "last/metadata.json").read_text())
-        assert metadata["started_from"] == source
+        assert (metadata["started_from"], metadata["start"]) == (source, start)  # in words, and for `grpo kl`
     # Same weights, same problems, same draws: GRPO begins with what fine-tuning measured after its second step.
     evaluations = {arm: read_csv(paths.RUNS / of.name / "validation.csv") for arm, of in {**started, "sft": run}.items()}
     measured = ("val/token_entropy", "val/response_length", "val/answer_reward")
@@ -328,6 +332,31 @@ def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_pa
         orders += [tuple(response[1] for _, response in batch) for batch in learner.batches]  # the second id is the place
         sampled += [seed_of_step for _, _, seed_of_step in engine.asked]
     assert len(orders) == len(set(orders)) == len(set(sampled)) == 6
+
+
+def test_a_state_is_saved_after_each_step_of_expert_iteration(project: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo.training import expert_iteration
+    from grpo.training.run import train_run
+
+    sample = expert_iteration.sample
+
+    def killed_at_step_3(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
+        if step == 3:
+            raise MemoryError
+        return sample(setup, sampler, step, n_questions)
+
+    monkeypatch.setattr(expert_iteration, "sample", killed_at_step_3)
+    name, arms = "expert_iteration_experiment", {"arm": {}}
+    study = changed(
+        project,
+        save_state_every=50,
+        expert_iteration=OF_ITERATION.model_copy(update={"sampling_top_p": 1.0}),
+        experiments=project.experiments | {name: entry(name, arms=arms)},
+    )
+    run = effective_run(study, name, "arm", 0, [])
+    with pytest.raises(MemoryError):
+        train_run(study, run)
+    assert [path.name for path in (paths.RUN_STATE / run.name).glob("*/step-*")] == ["step-2"]
 
 
 def test_a_step_without_a_correct_rollout(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,8 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     for rollout, log_probs in zip(rollouts, learner.reference_log_probs(rollouts), strict=True):
         rollout.reference_log_probs = log_probs
     found["first log_probs"], found["entropies"] = torch.cat(learner.log_probs(rollouts)), learner.token_entropies(rollouts)
-    found["microbatches"] = sum(1 for _ in learner._microbatches(learner.model, texts_of(rollouts)))
+    with torch.no_grad():  # else a process without a share waits for the backward pass of the others
+        found["microbatches"] = sum(1 for _ in learner._microbatches(learner.model, texts_of(rollouts)))
     for _ in range(UPDATES):
         rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
         # Each process has its own extremes.

@@ -355,7 +355,8 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
             ["snakemake", *options, "source"], cwd=repo, env=salloc, capture_output=True, text=True, timeout=120
         )
 
-    text = run_source("--profile", "local").stderr
+    done = run_source("--profile", "local")
+    text = done.stdout + done.stderr
     assert "1 GPU(s) asked for, but this machine offers 0 (none)" in text and ran(repo) == []
     job = run_source("--executor", "local", "--cores", "1", "--nolock", "--rerun-triggers", "mtime", "--mode", "remote")
     assert job.returncode == 0 and ran(repo) == ["source"], job.stderr

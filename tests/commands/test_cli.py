@@ -50,7 +50,7 @@ def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Pa
         (("train", "grpo_learning_rates", "3e-4"), "no experiment 'grpo_learning_rates' (known: "),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
-        (("dataset", "main"), "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems"),
+        (("dataset", "main"), "error: grpo.rollout_batch_size / grpo.group_size: 4 problems"),
         (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (known: main"),
     ],
 )

@@ -78,18 +78,20 @@ def choose_experiments(
 def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[str, Any]:
     """Add the experiment with the arms that ``controls`` names; what a study says of this experiment itself counts.
 
-    It builds on the last GRPO experiment of the main task whose winner a later experiment takes, or else on the first one.
+    It builds on the last GRPO experiment of the main task whose winner a later experiment takes, or else on the first one, or
+    on none.
     """
     arms = {name: CONTROLS[name] for name in controls if name in CONTROLS}
     ours = [name for name, entry in experiments.items() if _arms(entry) and name != CONTROLS_IN]
     ours = [name for name in ours if experiments[name].get("method", "grpo") == "grpo" and _task_of(experiments[name]) == MAIN]
-    if not arms or not ours:
+    if not arms:
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]]
+    before = on[-1] if on else None
+    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[before] if before else {}
     entry = {"title": "Controls", "question": "What of the gain is beyond the right form, and beyond chance?"}
-    entry |= {"builds_on": on[-1], **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
+    entry |= {"builds_on": before, **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
     return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(written)}}}
 
 

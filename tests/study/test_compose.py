@@ -426,6 +426,10 @@ def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) ->
     assert (mine.builds_on, mine.seeds, [*mine.arms][-1]) == ("grpo_baselines", 1, "more")
     only = load_study(write("studies/few.yaml", text + "experiments: {only: [grpo_learning_rate]}\n")).experiments["controls"]
     assert only.builds_on == "grpo_learning_rate"
+    for kept, own_arms in (("only: [sft_experiment]", []), ("only: [controls], controls: {arms: {more: {}}}", ["more"])):
+        text_of_these = text + "experiments: {" + kept + "}\n"
+        alone = load_study(write("studies/alone.yaml", text_of_these)).experiments["controls"]  # no GRPO to build on
+        assert alone.builds_on is None and [*alone.arms] == [*added.arms, *own_arms]
     before = "grpo_learning_rate, grpo_baselines, grpo_length_normalization, grpo_group_standard_deviation"
     sweeps = f"experiments: {{only: [{before}, grpo_off_policy_sweep_broad, grpo_off_policy_sweep_focused]}}\n"
     of_sweeps = load_study(write("studies/sweeps.yaml", text + sweeps)).experiments["controls"]
@@ -443,8 +447,8 @@ def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo:
     """It has at most 60 lines, its own heading, and claims written before its runs."""
     text = path.read_text()
     write(f"studies/literature/{path.name}", text)
-    for module in ("right_or_wrong", "sums_and_sentences"):  # a copied study takes its module along
-        shutil.copy(ROOT / f"studies/{module}.py", "studies/literature")
+    for module in (ROOT / "studies").glob("*.py"):  # a copied study takes its module along
+        shutil.copy(module, "studies/literature")
     assert len(text.splitlines()) <= 60 and "arXiv" in text and "were written before any run" in text and "\nheading: " in text
     assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
     values = parse_yaml(Path("params.yaml"))

@@ -50,7 +50,7 @@ from grpo.tracking.mlflow_uri import NOWHERE
 
 SHOWN = 10  # differences in the report
 TOLERANCE = 3 * 0.045  # three standard deviations of five equal runs on MATH (garg-2026)
-SHORT = 0.25  # the drawn run is among the shortest runs, this share of all
+SHORT = 0.5  # the drawn run is among the shortest runs, this share of those that learnt
 FILES = ("history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl", "metrics.json")
 MADE_BY = "tables"
 
@@ -58,7 +58,7 @@ MADE_BY = "tables"
 def verify(study: Study, run: str | None, rerun: bool) -> dict[str, Any]:
     """Verify the active study's report.
 
-    ``run``: the run to repeat, EXPERIMENT/ARM/SEED; by default one of the shortest is drawn. ``rerun``: whether to repeat one.
+    ``run``: the run to repeat, EXPERIMENT/ARM/SEED; by default one of the shortest that learnt is drawn. ``rerun``: whether to repeat one.
     Returns ``differences`` (each with file, place, written, recomputed), ``runs`` (number), ``from_data`` (of how many the run
     folder was there too), ``noise`` and ``rerun``. Raises UserError: a file that the report stages write is missing.
     """
@@ -193,8 +193,8 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
 def repeat(rows: dict[str, Values], name: str | None) -> dict[str, Any]:
     """Train a run again in a folder of its own and compare it with what was recorded.
 
-    Returns ``run``, ``unlike`` (the files or columns that differ), ``end`` and ``recorded_end`` (mean rewards), ``processor``
-    and ``recorded_processor``, ``agrees``, ``seconds``. Raises UserError: there is no such run, or its training failed.
+    Returns ``run``, ``unlike`` (the files or columns that differ), ``start``, ``end`` and ``recorded_end`` (mean rewards),
+    ``processor`` and ``recorded_processor``, ``agrees``, ``seconds``. Raises UserError: there is no such run, or its training failed.
     """
     timing = read_timing_table().set_index("run")
     name, start = name or _drawn(rows, timing), time.perf_counter()
@@ -218,20 +218,32 @@ def repeat(rows: dict[str, Values], name: str | None) -> dict[str, Any]:
     processor, recorded = hardware()["processor"], json.loads(str(timing.loc[name, "hardware"]))["processor"]
     ends = [float(Run(row).final.mean()) for row in (again, rows[name])]
     near = processor != recorded and math.isclose(*ends, abs_tol=TOLERANCE)
-    about = {"run": name, "unlike": unlike, "end": ends[0], "recorded_end": ends[1], "processor": processor}
+    start_reward = float(rows[name]["start"].mean())
+    about = {
+        "run": name,
+        "unlike": unlike,
+        "start": start_reward,
+        "end": ends[0],
+        "recorded_end": ends[1],
+        "processor": processor,
+    }
     about |= {"recorded_processor": recorded, "agrees": not unlike or near}
     return about | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def _drawn(rows: dict[str, Values], timing: Any) -> str:
-    """One of the shortest runs that start from the base model and were not taken over from another."""
+    """One of the shortest runs that start from the base model, were not taken over from another, and learnt.
+
+    A run learnt if it rose by more than twice the tolerance, so that one that did not learn would differ. If none did: any.
+    """
     seconds = timing["total_s"][timing["same_as"].isna()].sort_values()
     whole = [
         str(run) for run in seconds.index if run in rows and rows[run]["start_from"] is None and rows[run]["stopped"] is None
     ]
     if not whole:
         raise UserError("no run of this study starts from the base model. Name one with --run, or use --no-run.")
-    return random.choice(whole[: math.ceil(SHORT * len(whole))])
+    learnt = [run for run in whole if Run(rows[run]).final.mean() - rows[run]["start"].mean() > 2 * TOLERANCE] or whole
+    return random.choice(learnt[: math.ceil(SHORT * len(learnt))])
 
 
 def _prepare(there: Path, run: str) -> None:

@@ -174,6 +174,19 @@ def test_no_run_is_drawn_that_ended_early_began_elsewhere_or_was_taken_over(stud
     assert verifying._drawn(both, timing) == long
 
 
+def test_a_run_is_drawn_whose_rise_the_tolerance_would_miss(study: Study) -> None:
+    """The shortest run rose by less than what another processor may change; only where all did, it is drawn."""
+    rows, timing = rows_of_file(paths.OUTCOMES), read_timing_table().set_index("run").astype({"same_as": object})
+    short, long = f"{SWEEP}/1e-4/0", f"{SWEEP}/1e-4/1"
+    timing.loc[[short, long], "total_s"] = 1.0, 2.0
+    rose = {
+        name: rows[name] | {"start": np.full(100, 0.2), "last": np.full(200, 0.2 + by)}
+        for name, by in ((short, 0.26), (long, 0.28))
+    }
+    assert verifying._drawn(rose, timing) == long
+    assert verifying._drawn(rose | {long: rose[short]}, timing) == short
+
+
 def test_scores_as_text() -> None:
     for values, text in (
         ([0.0, 1.0, 1.0], "011"),

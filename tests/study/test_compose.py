@@ -566,7 +566,7 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
         "gsm8k", "literature/few_prompts", "literature/forgetting", "literature/length_bias", "literature/pass_at_k",
-        "literature/spurious_rewards",
+        "literature/spurious_rewards", "literature/spurious_rewards_smollm2",
         "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
         "math-h100", "math-one-instance", "math-rehearsal", "mini", "objectives", "own", "quickstart", "real", "smollm2",
         "smollm2-kl", "smollm2-numbers", "tools",

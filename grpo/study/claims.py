@@ -80,7 +80,8 @@ class Beats(Claim):
         if self.metric not in DIFFERENCES and self.by < 1:
             raise UserError(f"by: for {self.metric} a ratio of 1 or more, not {self.by:g}")
         if self.metric in DIFFERENCES and self.by >= 1:
-            raise UserError(f"by: rewards differ by less than {self.by:g}: lower it, or add `metric:` for a ratio of levels")
+            other = "" if self.metric == OLD_TASK else ", or add `metric:` for a ratio of levels"
+            raise UserError(f"by: rewards differ by less than {self.by:g}: lower it{other}")
 
     def in_words(self) -> str:
         if self.metric == REWARD:

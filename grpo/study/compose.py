@@ -88,10 +88,9 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    before = on[-1] if on else None
-    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[before] if before else {}
+    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]] if on else {}
     entry = {"title": "Controls", "question": "What of the gain is beyond the right form, and beyond chance?"}
-    entry |= {"builds_on": before, **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
+    entry |= {**({"builds_on": on[-1]} if on else {}), **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
     return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(written)}}}
 
 

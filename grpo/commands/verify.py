@@ -58,9 +58,10 @@ MADE_BY = "tables"
 def verify(study: Study, run: str | None, rerun: bool) -> dict[str, Any]:
     """Verify the active study's report.
 
-    ``run``: the run to repeat, EXPERIMENT/ARM/SEED; by default one of the shortest that learnt is drawn. ``rerun``: whether to repeat one.
-    Returns ``differences`` (each with file, place, written, recomputed), ``runs`` (number), ``from_data`` (of how many the run
-    folder was there too), ``noise`` and ``rerun``. Raises UserError: a file that the report stages write is missing.
+    ``run``: the run to repeat, EXPERIMENT/ARM/SEED; by default one of the shortest that learnt is drawn. ``rerun``: whether to
+    repeat one. Returns ``differences`` (each with file, place, written, recomputed), ``runs`` (number), ``from_data`` (of how
+    many the run folder was there too), ``noise`` and ``rerun``. Raises UserError: a file that the report stages write is
+    missing.
     """
     if not paths.OUTCOMES.exists():
         raise UserError(f"{paths.OUTCOMES}: no such file. Run `dvc repro {MADE_BY}` to make it.")
@@ -194,7 +195,8 @@ def repeat(rows: dict[str, Values], name: str | None) -> dict[str, Any]:
     """Train a run again in a folder of its own and compare it with what was recorded.
 
     Returns ``run``, ``unlike`` (the files or columns that differ), ``start``, ``end`` and ``recorded_end`` (mean rewards),
-    ``processor`` and ``recorded_processor``, ``agrees``, ``seconds``. Raises UserError: there is no such run, or its training failed.
+    ``processor`` and ``recorded_processor``, ``agrees``, ``seconds``. Raises UserError: there is no such run, or its training
+    failed.
     """
     timing = read_timing_table().set_index("run")
     name, start = name or _drawn(rows, timing), time.perf_counter()

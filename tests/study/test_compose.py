@@ -572,4 +572,6 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
         "smollm2-kl", "smollm2-numbers", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
-    assert f"  {'own':<27} As smoke, but for: seeds. [smoke, mini, base]" in lines  # literature/spurious_rewards has 27 letters
+    assert (
+        f"  {'own':<35} As smoke, but for: seeds. [smoke, mini, base]" in lines
+    )  # literature/spurious_rewards_smollm2 has 35 letters

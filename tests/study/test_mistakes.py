@@ -153,6 +153,10 @@ MISTAKES: list[tuple[Edit, str]] = [
     ),
     (claim(arm="full", beats="rank_1", by=1.25), "claims.0: by: rewards differ by less than 1.25: lower it, or add `metric:`"),
     (
+        claim(arm="full", beats="rank_1", by=1.25, metric="val/old_task_reward"),
+        "claims.0: by: rewards differ by less than 1.25: lower it.",
+    ),
+    (
         claim(arm="full", not_below="rank_1", metric="token_entropy"),
         "claims.0: not_below compares rewards at the end: leave out metric, or use beats",
     ),

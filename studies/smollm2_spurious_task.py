@@ -1,4 +1,4 @@
-"""The task of literature/spurious_rewards_smollm2.yaml: smollm2-numbers with a form that can be right when the answer is not."""
+"""The task of literature/spurious_rewards_smollm2.yaml: smollm2-numbers with a form that wrong answers can have, too."""
 
 from dataclasses import replace
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from grpo.commands.gpu_memory import shape_of, text_table
 from grpo.commands.power import power, power_table
+from grpo.reporting.writeup import read_timing_table
+from grpo.study import paths
 from grpo.study.config import MAIN, EvaluationSteps, ExpertIterationConfig, RunConfig, SftConfig
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.schema import Study
@@ -117,19 +119,30 @@ def work(study: Study, config: RunConfig) -> float:
     return (SAMPLING * (1 + again) + TRAINING * epochs) * rollouts / ROLLOUTS * length
 
 
+def _seconds_in_report() -> str:
+    """What a step of GRPO took in the report at hand, as a hint; empty without a report."""
+    if not paths.TIMING_TABLE.exists():
+        return ""
+    timing = read_timing_table()
+    runs = timing[timing["experiment"].str.startswith("grpo") & timing["same_as"].isna() & (timing["steps"] > 0)]
+    each = (runs["rollout_s"] + runs["scoring_s"] + runs["training_s"]) / runs["steps"]
+    return f" ({each.median():.2g} in the runs of {paths.TIMING_TABLE})" if len(each) else ""
+
+
 def table(found: dict[str, Any]) -> str:
     """Format a plan as text: a row an experiment with its GPU-hours by card, the cost, and what is known and what guessed."""
     columns, on_gpus = list(found["rows"]["in all"]["hours"]), bool(found["cost"])
+    digits = 1 if on_gpus else 2
     rows = [
         [name, *(f"{row[key]:,}" if key in row else "" for key in HEADS[1:])]
-        + [f"{hours:,.1f}" if (hours := row["hours"].get(column)) else "?" for column in columns]
+        + [f"{hours:,.{digits}f}" if (hours := row["hours"].get(column)) else "?" for column in columns]
         for name, row in found["rows"].items()
     ]
     study, hours_by, notes = f"study {found['study']}, seeds {found['seeds']}", "GPU-hours by card", [NOTES]
     if on_gpus:
         rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
     else:
-        asked = "--seconds-per-step gives hours on this machine"
+        asked = "--seconds-per-step gives hours on this machine" + _seconds_in_report()
         hours_by, notes = f"no run uses a GPU: {'hours, one run after the other' if columns else asked}", []
     text = f"{study}; {hours_by}\n{text_table([[*HEADS, *columns], *rows])}"
     return "\n\n".join([text, *notes, *power_table(found["power"])])

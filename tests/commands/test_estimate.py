@@ -105,6 +105,11 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert float(row.split()[-1]) > 3, "three steps of an hour"
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)
+    columns = ("experiment", "same_as", "steps", "rollout_s", "scoring_s", "training_s")
+    runs = [("grpo_baselines", "", 4, 3, 1, 4), ("grpo_lora", "a/b/0", 4, 30, 0, 0), ("sft_experiment", "", 2, 0, 0, 9)]
+    paths.TIMING_TABLE.parent.mkdir(exist_ok=True)
+    paths.TIMING_TABLE.write_text("\n".join(",".join(map(str, row)) for row in (columns, *runs)))
+    assert "on this machine (2 in the runs of reports/timing.csv)" in grpo("plan")[1]
 
 
 # --------------------------------------------------------------------------------------------------------- what a study can see

@@ -36,11 +36,13 @@ be another. *Holds*: by at least the margin; *same*: within it; *open*: these ru
 
 What these studies cannot say:
 
-- Arms have the learning rate that `mini` chose for its reward and all its questions, unless their names say otherwise. At
-  rates of their own some may end higher.
+- Arms have the learning rate that `mini` (of SmolLM2: `smollm2-numbers`) chose for its reward and all its questions, unless
+  their names say otherwise. At rates of their own some may end higher.
 - A claim about where a gain comes from says nothing where there is no gain.
-- The validation set has 16 different answers, so guessing by their frequency finds 0.66 of them in 16 draws and 0.98 in 64.
-  At such k pass@k says little about what a model can work out.
+- On SmolLM2 the right form is one number, any number: a reward for it alone, or for wrong answers, makes the model answer one
+  digit whatever is asked.
+- The validation set of `mini` has 16 different answers, so guessing by their frequency finds 0.66 of them in 16 draws
+  and 0.98 in 64. At such k pass@k says little about what a model can work out.
 - In the study of forgetting each method has its best rate, or a lower one within its error, so rewards differ. Fine-tuning on
   others' answers at the lower rate ends at nearly GRPO's reward: there it has the lower KL, and forgets about as little. On
   own answers it takes twice as many updates as on others'.

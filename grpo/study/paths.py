@@ -19,6 +19,7 @@ TRAINING_INPUTS = Path("data/training_inputs")  # one file per experiment
 TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one file per task
 DATASET_INPUTS = TRAINING_INPUTS / "datasets"  # one file per task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
+COMMENT_INPUTS = TRAINING_INPUTS / "comments/digest.json"  # digest of the comments beside the study's file
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 EVALUATIONS = Path("data/evaluations")  # of files; no stage's output

@@ -34,7 +34,9 @@ ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "stud
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json and software.json (pins) to data/training_inputs."""
+    """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json, software.json (pins) and comments/digest.json, which the
+    write-up depends on, to data/training_inputs.
+    """
     with atomic_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.active_experiments:
             write_json(folder / f"{name}.json", experiment_inputs(study, name))
@@ -46,6 +48,8 @@ def write_training_inputs(study: Study) -> None:
             write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", inputs)
             write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
+        digest = files_digest(Path(study.folder) / "comments")
+        write_json(folder / paths.COMMENT_INPUTS.relative_to(paths.TRAINING_INPUTS), {"comments": digest})
 
 
 def experiment_inputs(study: Study, name: str) -> dict[str, Any]:

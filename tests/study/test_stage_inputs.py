@@ -211,6 +211,15 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
+def test_a_comment_beside_the_studys_file_is_an_input_of_the_write_up(mini_study: Study, workdir: Path) -> None:
+    study, found = with_values(mini_study, {"folder": "lab"}), []
+    for text in ("One.", "Another."):
+        write_text(Path("lab/comments/mini/leaderboard.md"), text)
+        found.append((written(study), written(study, "data/training_inputs/comments")))
+    assert found[0][0] == found[1][0] and changed(found[0][1], found[1][1]) == {"digest"}
+    assert "data/training_inputs/comments/digest.json" in STAGES["writeup"]["deps"]
+
+
 def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo.commands.gpu_memory import shape_of, text_table
 from grpo.commands.power import power, power_table
+from grpo.common.files import read_json
 from grpo.reporting.writeup import read_timing_table
 from grpo.study import paths
 from grpo.study.config import MAIN, EvaluationSteps, ExpertIterationConfig, RunConfig, SftConfig
@@ -120,11 +121,12 @@ def work(study: Study, config: RunConfig) -> float:
 
 
 def _seconds_in_report() -> str:
-    """What a step of GRPO took in the report at hand, as a hint; empty without a report."""
-    if not paths.TIMING_TABLE.exists():
+    """Median seconds of a GRPO step in the report at hand, as a hint; empty without a report."""
+    if not (paths.TIMING_TABLE.exists() and paths.RECORD.exists()):
         return ""
-    timing = read_timing_table()
-    runs = timing[timing["experiment"].str.startswith("grpo") & timing["same_as"].isna() & (timing["steps"] > 0)]
+    timing, experiments = read_timing_table(), read_json(paths.RECORD, "tables")["experiments"]
+    by_grpo = timing["experiment"].isin([name for name, entry in experiments.items() if entry["method"] == "grpo"])
+    runs = timing[by_grpo & timing["same_as"].isna() & (timing["steps"] > 0)]
     each = (runs["rollout_s"] + runs["scoring_s"] + runs["training_s"]) / runs["steps"]
     return f" ({each.median():.2g} in the runs of {paths.TIMING_TABLE})" if len(each) else ""
 

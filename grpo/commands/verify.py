@@ -220,15 +220,8 @@ def repeat(rows: dict[str, Values], name: str | None) -> dict[str, Any]:
     processor, recorded = hardware()["processor"], json.loads(str(timing.loc[name, "hardware"]))["processor"]
     ends = [float(Run(row).final.mean()) for row in (again, rows[name])]
     near = processor != recorded and math.isclose(*ends, abs_tol=TOLERANCE)
-    start_reward = float(rows[name]["start"].mean())
-    about = {
-        "run": name,
-        "unlike": unlike,
-        "start": start_reward,
-        "end": ends[0],
-        "recorded_end": ends[1],
-        "processor": processor,
-    }
+    about = {"run": name, "unlike": unlike, "start": float(rows[name]["start"].mean())}
+    about |= {"end": ends[0], "recorded_end": ends[1], "processor": processor}
     about |= {"recorded_processor": recorded, "agrees": not unlike or near}
     return about | {"seconds": round(time.perf_counter() - start, 1)}
 

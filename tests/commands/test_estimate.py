@@ -106,8 +106,10 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     assert float(row.split()[-1]) > 3, "three steps of an hour"
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)
     columns = ("experiment", "same_as", "steps", "rollout_s", "scoring_s", "training_s")
-    runs = [("grpo_baselines", "", 4, 3, 1, 4), ("grpo_lora", "a/b/0", 4, 30, 0, 0), ("sft_experiment", "", 2, 0, 0, 9)]
+    runs = [("mine", "", 4, 3, 1, 4), ("mine", "a/b/0", 4, 30, 0, 0), ("grpo_sft", "", 2, 0, 0, 9)]
     paths.TIMING_TABLE.parent.mkdir(exist_ok=True)
+    methods = {"mine": {"method": "grpo"}, "grpo_sft": {"method": "sft"}}  # a name says nothing
+    paths.RECORD.write_text(json.dumps({"experiments": methods}))
     paths.TIMING_TABLE.write_text("\n".join(",".join(map(str, row)) for row in (columns, *runs)))
     assert "on this machine (2 in the runs of reports/timing.csv)" in grpo("plan")[1]
 

@@ -116,7 +116,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Exp
     """Judge one claim."""
     about: dict[str, Any] = {"kind": claim.KIND, "own": own}
     about |= {key: getattr(claim, key) for key in ("id", "experiment", "statement", "reported")}
-    about["by_design"] = claim.by_design if study.models[MAIN].source == "pretrain" else None
+    about["by_design"] = claim.by_design if own or study.models[MAIN].source == "pretrain" else None
     try:
         if not own and not stands_for(study, claim):
             task = read_published().task

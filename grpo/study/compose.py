@@ -209,6 +209,8 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
     changed = {key: section.get(MAIN) or () for key in BY_TASK if isinstance(section := overlay.get(key), dict)}
     if "use" in changed.get("tasks", ()) or "source" in changed.get("models", ()):
         values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
+        if isinstance(claims := values.get("claims"), list):
+            values["claims"] = [{**claim, "by_design": None} if isinstance(claim, dict) else claim for claim in claims]
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")

@@ -280,6 +280,8 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
 def test_what_is_by_design_of_a_task_or_model_goes_with_it(project: Path, text: str, kept: bool) -> None:
     found = compose(write("studies/own.yaml", f"extends: mini\n{text}\n"))["by_design"]
     assert found == (values_of("mini")["by_design"] if kept else [])
+    claims = compose(write("studies/own.yaml", f"extends: tools\n{text}\n"))["claims"]
+    assert sum(claim.get("by_design") is not None for claim in claims) == (2 if kept else 0)
 
 
 @pytest.mark.parametrize("name", ["grpo_baselines", "grpo_prompt_ablation", "leaderboard"])

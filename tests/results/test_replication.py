@@ -180,7 +180,11 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     assert [*found] == ["seeds-7", "seeds-8"] and len(read_replicates(repository)) == 2
     assert found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()
+    (again,) = Path("replicates").glob("*-seeds-8")
+    (again / "workflow/repro.py").write_text(script.replace(DOES_NOT_HOLD, HOLDS))
+    replicate.replicate([8], None)
     written = (paths.REPORTS / "replication.json").read_text()
+    assert [of["claims"][0]["replicate"].split(":")[0] for of in json.loads(written).values()] == [DOES_NOT_HOLD, HOLDS]
     (pairs,) = paths.REPLICATES.glob("*-seeds-7.csv")
     pairs.rename("taken_back")
     replicate.replicate([8], None)

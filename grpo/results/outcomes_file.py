@@ -45,11 +45,11 @@ def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None
     rows = []
     for name, found in evidence.items():
         runs = [run for arm in found.arms.values() for run in arm]
-        compared = [claim for claim in (*read_published().claims, *study.own_claims) if name in claim.experiments()]
-        asked = {(claim.metric, claim.at): claim for claim in compared if claim.metric != REWARD}
-        others = {one for claim in asked.values() for one in claim.experiments() if one in evidence}
+        claims = [claim for claim in (*read_published().claims, *study.own_claims) if claim.metric != REWARD]
+        compared = [claim for claim in claims if name in claim.experiments()]
+        others = {one for claim in compared for one in claim.experiments() if one in evidence}
         ends = {_trained(run) for one in others for arm in evidence[one].arms.values() for run in arm}
-        rows += [_row(run, {*asked}, ends) for run in runs]
+        rows += [_row(run, {(claim.metric, claim.at) for claim in compared}, ends) for run in runs]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

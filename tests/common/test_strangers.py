@@ -129,6 +129,9 @@ def test_a_small_parquet_file_with_many_long_texts_is_refused(tmp_path: Path, mo
     monkeypatch.setattr(rows, "MOST_UNPACKED", 4_000_000)
     with pytest.raises(UserError, match="rows have more than 4,000,000 bytes"):
         read_rows(str(tmp_path / "x.parquet"), "files")
+    monkeypatch.setattr(rows, "MOST_UNPACKED", 1)  # a file may be as large as it is
+    pyarrow.parquet.write_table(pyarrow.table({"q": [str(i) for i in range(5000)]}), tmp_path / "y.parquet")
+    assert len(read_rows(str(tmp_path / "y.parquet"), "files")) == 5000
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers", "intermediate_size"])

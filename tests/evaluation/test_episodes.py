@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from environment_parts import Calculator, Scripted, Undecided
+from environment_parts import Calculator, Guess, Scripted, Undecided
 from model_parts import like_qwen3, own_model, tiny_model
 from ruamel.yaml import YAML
 from training_parts import setup_of
@@ -227,6 +227,11 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
     assert chats.decode(engine.asked[0][0]).count("6 times 7? Guess.") == 1
     rollout, _ = played(chats, task_of("Guess", max_turns=2), ["7", "8"])
     assert (rollout.completion.episode.limit, rollout.rewards["reward"]) == ("max_turns", 0.5)
+    rollout, _ = played(chats, task_of("Guess", max_turns=2), ["7", "42"])
+    for given, reward in ((0.0, 0.0), (None, 1.0)):  # the environment's, if it gives one, though the task finds the answer
+        played_so = replace(rollout.completion, episode=replace(rollout.completion.episode, reward=given))
+        (rewards,) = score_of(task_of("Guess"), "chat")([replace(rollout, completion=played_so)]).rewards
+        assert rewards == {"format_reward": 1.0, "answer_reward": reward, "reward": reward}
 
 
 def what_is_left(environments: list[Any], ground_truth: list[str], **columns: Any) -> list[float]:
@@ -290,6 +295,8 @@ def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None
         ({"max_turns": 3}, "tasks.NAME: missing a required argument: 'environment'"),
         ({"environment": "environment_parts:Nothing"}, "has nothing named 'Nothing'"),
         ({"environment": "environment_parts:NO_CLASS"}, "no class with a method"),
+        ({"environment": "environment_parts:Mute"}, r"environment_parts:Mute is no class with a method `reset\(\*\*row\)`"),
+        ({"environment": "environment_parts:Silent"}, "environment_parts:Silent has neither a tool nor `step"),
         ({"environment": "environment_parts:Calculator", "max_turns": 0}, "tasks.NAME.max_turns: "),
         ({"environment": "environment_parts:Calculator", "tool_seconds": "5"}, "tasks.NAME.tool_seconds: "),
     ],
@@ -297,6 +304,31 @@ def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None
 def test_what_a_study_can_get_wrong(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_task({"use": "test_episodes:Sums", **settings})
+
+
+class Turns(Sums):
+    def __init__(self, max_turns: int):
+        self.max_turns = max_turns
+
+
+def test_an_entry_may_leave_the_environment_out_or_have_an_argument_of_such_a_name() -> None:
+    assert make_task({"use": "test_episodes:Sums", "environment": None, "max_turns": None}).formats == Sums.formats
+    task: Any = make_task({"use": "test_episodes:Turns", "max_turns": 3})
+    assert task.max_turns == 3 and task.formats == Sums.formats
+    stops = {kind: task_of(kind).formats["plain"].stop for kind in ("Calculator", "Guess")}
+    assert stops == {"Calculator": ("</tool_call>",), "Guess": ()}  # in words there are no calls
+
+
+@pytest.mark.parametrize(
+    ("method", "given"), [("reset", 3), *(("get_reward", given) for given in (-0.5, 1.5, "1", None, float("nan")))]
+)
+def test_what_an_environment_gives_is_a_text_or_a_reward(
+    chats: Tokenizer, method: str, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guess, method, lambda self, **row: given)
+    monkeypatch.setattr(Guess, "step", lambda self, text: None)
+    with pytest.raises(UserError, match=rf"environment: environment_parts:Guess\.{method} returned {given!r}\. Return"):
+        played(chats, task_of("Guess"), ["42"])
 
 
 def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:

@@ -44,7 +44,7 @@ def problems() -> list[Problem]:
 
 
 def test_chunks_keep_the_order_of_problems_and_draw_different_samples(
-    model: Any, tokenizer: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    model: Any, tokenizer: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of three problems of two samples, the second of which is late."""
     monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)
@@ -57,6 +57,8 @@ def test_chunks_keep_the_order_of_problems_and_draw_different_samples(
     assert [[r.problem for r in group] for group in groups] == [[p, p] for p in problems]
     assert [[r.timed_out for r in group] for group in groups[:3]] == [[False, True], [False, False], [False, False]]
     assert summarize([r for group in groups for r in group])["grader_timeouts"] == 4  # one a chunk
+    assert capsys.readouterr().err.count("warning: 1 answers took the grader too long and count as wrong\n") == 4
+    assert [len(group) for group in evaluate(sampler, problems[:2], PARAMS, seed=3, n=7)] == [7, 7]  # more than in a chunk
     same_question = evaluate(sampler, [Problem(f"p{i}", "How many?", "1") for i in range(6)], PARAMS, seed=3, n=2)
     assert len({r.completion.token_ids for group in same_question for r in group}) == 12
 
@@ -157,6 +159,10 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     written = [json.loads(line) for line in Path("here/r1_zero.jsonl").read_text().splitlines()]
     assert [one["ground_truth"] for one in written] == ["42", "42"] and "Tom has 1 coins" in written[0]["prompt"]
     assert "answer 0" in Path("here/r1_zero_examples.md").read_text() and not paths.BASELINE_METRICS.exists()
+    file.write_text(json.dumps(rows[-1]))
+    with pytest.raises(UserError, match=r"context of \d+ tokens is too short .*; 1 of 1 prompts are too long"):
+        evaluator.evaluate_file(mini_study, file, Path("here"), ["r1_zero"], evaluate_checkpoint)
+    assert "left out" not in capsys.readouterr().out
     file.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], {"question": "Why?", "answer": "42"})))
     with pytest.raises(UserError, match="no short answer after '####'"):
         evaluator.evaluate_file(mini_study, file, Path("here"), mini_study.evaluation.zero_shot_prompts, evaluate_checkpoint)
@@ -179,15 +185,15 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
     """MATH's validation.jsonl of the courses, GSM8K's rows, or any columns with the usual names."""
     monkeypatch.chdir(project)
     file = project / "validation.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
+    file.write_text("".join(json.dumps(row) + "\n" for _ in range(3)))
     assert entry_of_file(file)["use"] == use
-    sampling = mini_study.evaluation.best_of_n.model_copy(update={"samples": 2, "n": [1, 2], "prompts": []})
+    sampling = mini_study.evaluation.best_of_n.model_copy(update={"problems": 2, "samples": 2, "n": [1, 2], "prompts": []})
     study, prompts = changed(mini_study, evaluation={"best_of_n": sampling}), ["question_only"]
     found = [
         evaluator.evaluate_file(study, file, Path(folder), prompts, measure)["question_only"]
         for folder, measure in (("one", evaluate_checkpoint), ("few", best_of_n.sample_checkpoint))
     ]
-    assert found[0]["problems"] == 2 and {*found[1]["n"]} == {"1", "2"}
+    assert (found[0]["problems"], found[1]["problems"]) == (3, 2) and {*found[1]["n"]} == {"1", "2"}
     written = [json.loads(line) for line in Path("few/question_only.jsonl").read_text().splitlines()]
     assert [one["ground_truth"] for one in written] == ["2", "2"] and not paths.BEST_OF_N_METRICS.exists()
     file.write_text('{"q": "1+1", "answer": "2"}\n')
@@ -212,6 +218,8 @@ def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Probl
     assert metrics["categories"] == outcomes
     assert metrics["answer_reward"] == metrics["accuracy"]["value"] == pytest.approx(0.45)
     assert (metrics["accuracy"]["low"], metrics["accuracy"]["high"]) == wilson_interval(4.5, 10)
+    assert {level: of["problems"] for level, of in metrics["accuracy_by_level"].items()} == {"1": 5, "2": 5}
+    assert metrics["accuracy_by_subject"] == {"not stated": metrics["accuracy"]}
     records = [json.loads(line) for line in (project / "out/question_only.jsonl").read_text().splitlines()]
     assert [(r["format_reward"], r["answer_reward"]) for r in records] == parts
     assert "## other rewards: 6 of 10, 6 shown" in (project / "out/question_only_examples.md").read_text()
@@ -219,6 +227,8 @@ def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Probl
     evaluator = CheckpointEvaluator(on_form, Path("data/model/main"))
     again = evaluate_checkpoint(evaluator, problems, "question_only", project / "again")
     assert again["reward"] == metrics["reward"] == pytest.approx(0.45 / 2)
+    compared = CheckpointEvaluator(changed(on_form, evaluation={"metric": "reward"}), Path("data/model/main"))
+    assert evaluate_checkpoint(compared, problems, "question_only", project / "form")["reward"] == pytest.approx(0.69)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,8 @@ def test_means_by_hand() -> None:
     assert found["forward_per_token"]["value"] == pytest.approx((1.0 + 12 / 6) / 2)
     assert found["per_token_low_variance"]["value"] == pytest.approx((3 / 4 + 6 / 4) / 2)
     assert found["per_sequence"]["value"] == pytest.approx(-(1.5 + 3.0) / 2)
+    lows = [found[name]["low"] for name in ("per_token", "per_token_low_variance", "per_sequence_low_variance")]
+    assert lows[0] < -1.5 and lows[1:] == [0.0, 0.0]  # two runs say little, but no divergence is negative
 
 
 def test_the_interval_of_a_ratio_is_that_of_a_bootstrap() -> None:
@@ -281,6 +283,7 @@ def test_estimates_of_a_prompt() -> None:
     assert values == {"1": {"pass": 0.5, "best": 0.5, "majority": 0.5}, "2": {"pass": 1.0, "best": 0.5, "majority": 0.5}}
     assert found["ranking"]["outranks"] == 0.5
     assert best_of_n.mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
+    assert best_of_n.mean_log_prob(_rollout("", ())) == 0.0
 
 
 def test_zero_shot_answers_serve_for_n_of_one(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +303,8 @@ def test_zero_shot_answers_serve_for_n_of_one(mini_study: Study, tmp_path: Path,
     as_sampled = {"pass": 0.3, "best": 0.3, "majority": 0.3}
     assert found(4) == {"1": {"pass": 0.25, "best": 0.25, "majority": 0.25}, "2": as_sampled}  # one of four is right
     assert found(8) == found(4, "question_only") == {"1": as_sampled, "2": as_sampled}
+    del metrics["n"]["1"]  # type: ignore[attr-defined]  # where it is not asked for
+    assert found(4) == {"2": as_sampled}
 
 
 def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
@@ -329,3 +334,6 @@ def test_pass_at_k_of_checkpoints_by_hand() -> None:
     above = found["places"]["end"]["k"]["4"]["above_base"]
     assert above["value"] == pytest.approx(-0.5) and above["high"] < 0 < found["places"]["end"]["k"]["1"]["above_base"]["low"]
     assert (found["base_ahead_from"], found["runs"], found["problems"]) == (4, 3, 40)
+    for record in records:  # the base is at 1/2, 5/6 and 1, and the end at 0.45, which at k = 1 may be chance
+        record["right"] = [2] * 40 if record["place"] == "base" else [4] * 18 + [0] * 22
+    assert best_of_n.pass_at_k_of(records, 4, [1, 2, 4])["base_ahead_from"] == 2

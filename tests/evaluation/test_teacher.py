@@ -41,6 +41,7 @@ def response(text: str, problem: Problem = PROBLEM, ended_by: str = "stop") -> R
             "<think>\nTwo?\n</think>\n\nIt is \\boxed{2}.",
             " Two?\n\n\nIt is \\boxed{2}. </think> <answer>2</answer>",
         ),
+        (MATH, PROBLEM, "chat", "question_only", "It is \\boxed{2}.", " It is \\boxed{2}."),
         (MATH, PROBLEM, "question_only", "chat", " It is \\boxed{2}.", "It is \\boxed{2}."),
         (MATH, PROBLEM, "r1_zero", "chat", " Two. </think> <answer>2</answer>", "Two.  <answer>2</answer> \\boxed{2}"),
         (MATH, PROBLEM, "chat", "r1_zero", "It is 2.", None),

@@ -191,6 +191,12 @@ class Undecided:
         return "nothing"
 
 
+class Silent:
+    """Begins, and can do nothing."""
+
+    def reset(self, **row: Any) -> None: ...
+
+
 class Scripted:
     """Engine that says, in each episode, one given text a turn, and keeps what it was asked.
 

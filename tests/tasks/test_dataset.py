@@ -98,7 +98,8 @@ def test_a_ground_truth_is_the_text_that_stands_in_the_file(tmp_path: Path, veri
         "\n".join(["asked,solved", *rows, '"Two\nlines, and ""quotes""",None']), encoding="utf-8-sig"
     )
     of_json = [text for text in AS_WRITTEN if text != "007"]  # which JSON can hold as a string only
-    lines = [f'{{"asked": "?", "solved": {text}}}' for text in of_json] + ['{"asked": "?", "solved": "007"}']
+    lines = [f'{{"asked": "a\u2028b\x85c", "solved": {text}}}' for text in of_json]  # characters that end no line of a file
+    lines += ['{"asked": "?", "solved": "007"}']
     (tmp_path / "b.jsonl").write_text("\n\n".join(lines))
     (tmp_path / "c.json").write_text("[" + ",\n".join(lines) + "]")
     found = task(files={"train": f"{tmp_path}/a.csv", "validation": f"{tmp_path}/b.jsonl"}, verify=verify)
@@ -164,6 +165,11 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.csv", b"asked,solved\n", r"a\.csv: has no rows\. Add some, or name another file in `tasks\.main\.files\.train`\."),
         ("a.parquet", TWICE, r"a\.parquet: not valid PARQUET \(.*asked"),
         ("a.txt", b'{"asked": "?", "solved": "1"}', r"a\.txt: cannot be read\. Use a suffix of \.jsonl, .*csv"),
+        ("a.csv", b"asked,solved\n?\n", r"a\.csv: not valid CSV \(line 2: the number of cells"),
+        ("a.jsonl", b'{"asked": "?", "solved": " "}', r"a\.jsonl:1: the answer is empty"),
+        ("a.jsonl", b'{"asked": ["user", {"role": "system"}], "solved": "1"}', r"a\.jsonl:1: column 'asked' has no message of"),
+        ("a.jsonl", b'\xef\xbb\xbf{"asked": " ", "solved": "1"}', r"a\.jsonl:1: the question is empty"),
+        ("a.json", b' \n[{"asked": " ", "solved": "1"}]', r"a\.json row 1: the question is empty"),
         ("a.jsonl", b'{"problem": "?", "solved": "1"}', r"a\.jsonl:1: no column 'asked' \(columns: problem, solved\)"),
         # Rows are named by their lines in an editor.
         ("a.jsonl", b'{"asked": "?", "solved": "2"}\n\n{"asked": " ", "solved": "3"}', r"a\.jsonl:3: the question is empty"),
@@ -229,6 +235,29 @@ def test_further_columns_reach_the_reward(tmp_path: Path, ending: str) -> None:
         find_reward("by_column:twice")
     write_records(tmp_path / "plain.jsonl", EXPECTED["train"])
     assert "columns" not in (tmp_path / "plain.jsonl").read_text()
+
+
+ONE_FILE = {"train": "rows/train.csv", "validation": "rows/train.csv"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "name either `hub` or `files`, and not both"),
+        ({"hub": "a/b", "revision": REVISION, "files": ONE_FILE}, "name either `hub` or `files`, and not both"),
+        ({"hub": "a/b"}, "a/b: give the `revision`, 40 hex digits"),
+        ({"files": ONE_FILE, "verify": "maths"}, "verify: expected math, exact, or an import path .* it is 'maths'"),
+        ({"files": {"validation": "rows/train.csv"}}, r"^tasks\.main\.files\.train: missing\. Name a file to train on"),
+        ({"files": ONE_FILE | {"train": "rows/train.csv[:1%]"}}, r"^tasks\.main: the train split is empty\. Check"),
+    ],
+)
+def test_a_source_that_is_none_is_refused(
+    settings: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rows", "csv")
+    with pytest.raises(UserError, match=told):
+        task(**settings).problems("train")
 
 
 @pytest.mark.parametrize(("column", "message"), [("level", "get a level already"), ("none", "no column 'none'")])
@@ -313,6 +342,11 @@ def test_prompts_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> Non
         build_dataset(skipping, tmp_path / "few", {"train": {"grpo.x": 4}}, words)
     with pytest.raises(UserError, match=r"grpo\.x: 6 .* split has 5\. Lower"):
         build_dataset(task_of(longest=5), tmp_path / "few", {"train": {"grpo.x": 6}})
+    with pytest.raises(UserError, match=r"a: 6 .* train split has 5; b: 7 .* validation split has 5\. Lower them"):
+        build_dataset(task_of(longest=5), tmp_path / "few", {"train": {"a": 6}, "validation": {"b": 7, "c": 5}})
+    for limit in (0, -1, True, 2.0, "2"):
+        with pytest.raises(UserError, match=rf"tasks\.main\.max_prompt_tokens: expected .* above 0.* but it is {limit!r}"):
+            task_of(longest=1, max_prompt_tokens=limit)
     without = build_dataset(task_of(longest=5), tmp_path / "all", {})
     assert without["train"]["problems"] == 5 and "dropped_from_train_as_too_long" not in without
 
@@ -325,6 +359,8 @@ def test_a_prompt_is_as_long_as_in_the_format_in_which_it_is_longest(tokenizer: 
     }
     assert lengths["short"] < lengths["long"] == longest_prompt(task_of(longest=1), ["short", "long"], tokenizer, problem)
     assert longest_prompt(task_of(longest=1), ["short"], tokenizer, problem) == lengths["short"]
+    with pytest.raises(UserError, match="the question '' makes a prompt without tokens"):
+        Words.formats["short"].encode(tokenizer, "")
 
 
 # ------------------------------------------------------------------------------------------------------------------ templates
@@ -339,3 +375,7 @@ def test_known_ends_and_stop_strings() -> None:
 def test_braces_are_nothing_special() -> None:
     question = r"What is $\frac{1}{2}$ of {x} %s {0}?"
     assert Format("{a} {question} {}").prompt(question) == "{a} " + question + " {}"
+    twice = Format("{question}; again: {question}?")
+    assert [twice.question_of(text) for text in ("x; again: x?", "x; again: y?", "; again: ?", "x; again: xy?", "")] == [
+        *("x", None, "", None, None)
+    ]

@@ -64,7 +64,7 @@ RESPONSES = {
         ("</think> <answer>6</answer></answer>", "5", FORM_ONLY), ("</think> <answer>5</answer> or </answer>", "5", FORM_ONLY),
         ("</think> <answer>6</answer> no: <answer>5</answer>", "5", FULL), ("</think> <answer>5</answer> end", "5", FULL),
         ("<answer>5</answer>", "5", ZERO), ("</think><answer>5</answer>", "5", ZERO), (r"\boxed{5}", "5", ZERO),
-        ("</think> <answer>5</answer> and <answer>5", "5", ZERO),
+        ("</think> <answer>5</answer> and <answer>5", "5", ZERO), ("</think> <answer>2+3</answer>", "5", FORM_ONLY),
     ],
     "question_only": [
         (r"\boxed{4} or \boxed{5}", "5", FORM_ONLY), (r"\boxed{5} and \boxed{5}", "5", FULL), (r"\fbox{5}", "5", FULL),

@@ -139,6 +139,10 @@ def test_traces_come_from_the_hub_at_their_revision(monkeypatch: pytest.MonkeyPa
     assert asked == [("someone/traces", "sft/train.jsonl", {"repo_type": "dataset", "revision": "0" * 40})]
     assert (report["source"], report["examples"]) == ("hub", 5)
 
+    write_rows()
+    with pytest.raises(UserError, match=r"^traces\.jsonl: has no rows"):  # which is no fault of the Hub
+        build(hub)
+
     def fail(*_: Any, **__: Any) -> str:
         raise OSError("no route")
 

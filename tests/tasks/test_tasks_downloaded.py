@@ -57,6 +57,7 @@ def test_math_from_local_files(tmp_path: Path) -> None:
     assert train[0] == Problem("math/train/0", "What is 1 + 1?", "2", 2, "Algebra")
     assert train[1] == Problem("math/train/1", "Half?", r"\frac{1}{2}", 0, "Prealgebra")
     assert validation[0].id == "math/validation/test/a/5.json"
+    assert load(local_task(tmp_path, [math_row(1, unique_id="")], [math_row(5)]))[0][0].id == "math/train/0"
 
 
 def test_an_answer_without_a_box_is_read_by_math_verify_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -84,6 +85,8 @@ def test_a_dataset_of_one_split_is_cut_the_same_every_time(monkeypatch: pytest.M
     questions = [{problem.question for problem in split} for split in (train, validation)]
     assert len(questions[1]) == 5 and not questions[0] & questions[1] and len(questions[0] | questions[1]) == 20
     assert load(task) == (train, validation) and set(asked) == {("qwedsacf/competition_math", "train", None)}
+    with pytest.raises(UserError, match=r"tasks\.NAME\.source: the train split of math is empty"):
+        Math(HubDataset(hub="qwedsacf/competition_math", revision=REVISION, held_out=21)).problems("train")
 
 
 def test_gsm8k_from_local_files(tmp_path: Path) -> None:
@@ -91,12 +94,15 @@ def test_gsm8k_from_local_files(tmp_path: Path) -> None:
     train, validation = load(task)
     assert train == [Problem("gsm8k/train/0", "How many apples are 1 apples?", "1234")]
     assert validation[0].ground_truth == "-7"
+    with pytest.raises(UserError, match=r"val\.jsonl:1: no short answer after '####'"):
+        load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, "We add.\n#### ")], name="gsm8k"))
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (math_row(1, level="hard"), "train.jsonl:2: level 'hard'"),
+        (math_row(1, level="Level 6"), "train.jsonl:2: level 'Level 6'"),
         (math_row(1, answer=" "), "train.jsonl:2: an empty 'answer'"),
         (math_row(1, answer=r"\text{}"), "train.jsonl:2: the ground truth .* is empty"),
         ({"problem": "p", "level": "Level 1", "type": "a", "solution": "It is 5."}, r"train.jsonl:2: no \\boxed\{\}"),
@@ -142,6 +148,8 @@ def test_overlap_is_refused_or_dropped() -> None:
     with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `tasks.NAME.drop_overlap: true` to"):
         separate(Gsm8k(source), train, validation)
     assert separate(Gsm8k(source, drop_overlap=True), train, validation) == ([train[1]], ["train/0", "train/2"])
+    with pytest.raises(UserError, match=r"every training question is also a validation question"):
+        separate(Gsm8k(source, drop_overlap=True), train[::2], validation)
     with pytest.raises(UserError, match=r"Set `drop_overlap = True` in the class Task to"):
         separate(Task(), train, validation)
 

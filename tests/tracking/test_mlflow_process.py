@@ -31,18 +31,18 @@ from study_parts import ROOT, study_named
 from waiting import wait_for
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import read_json, write_json, write_text
+from grpo.common.files import files_digest, read_json, write_json, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.mlflow_arms import record_arms
 from grpo.study import paths
-from grpo.study.config import HubModel
+from grpo.study.config import HubModel, LocalModel
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.schema import Study
 from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_run, mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
-from grpo.tracking.mlflow_study import flat, source_tags, study_state
-from grpo.tracking.mlflow_uri import NOWHERE
+from grpo.tracking.mlflow_study import flat, source_tags, study_state, study_tags
+from grpo.tracking.mlflow_uri import NOWHERE, local_database, tracking_uri
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
@@ -200,14 +200,18 @@ def test_runs_of_different_studies_can_be_told_apart(folder: Path, monkeypatch: 
     assert all("models.keyword.vocab_size" in run.data.params and "tasks.main.use" not in run.data.params for run in of_words)
 
 
-def test_settings_arrive_however_many_they_are_and_whatever_their_names(folder: Path) -> None:
+def test_settings_arrive_however_many_they_are_and_whatever_their_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first metrics are written at once, and what is logged soon after them at the end."""
+    monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 600.0)
     params = flat({"a": {"b": dict.fromkeys(map(str, range(150)), 1), "c": None}, "d": [1, {"e": 2}], "f": {}, "no\nname": 1})
     run = MlflowRun("toy", "many", params, dict.fromkeys(map(str, range(120)), 2) | {"no(tag)": 3})
     run.log({"no@name": 1.0, "good": 1.0}, step=0)
+    run.log({"good": 2.0, "late": 3.0}, step=1)
+    assert runs_at(uri_of(folder))[1][0].data.metrics == {"no_name": 1.0, "good": 1.0}
     data = runs_at(uri_of(folder))[0].get_run(run.finish()).data
     assert data.params == {f"a.b.{i}": "1" for i in range(150)} | {"a.c": "None", "d": "[1, {'e': 2}]", "no_name": "1"}
     assert {str(i): "2" for i in range(120)}.items() <= data.tags.items() and data.tags["no_tag_"] == "3"
-    assert data.metrics == {"no_name": 1.0, "good": 1.0}
+    assert data.metrics == {"no_name": 1.0, "good": 2.0, "late": 3.0}
 
 
 TWIN = "grpo_learning_rate/3e-4/0"
@@ -253,6 +257,9 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     config, timing = parse_yaml(paths.RUNS / run.name / "config.yaml"), read_json(paths.run_timing(run.name), made_by="")
     assert config["software"] == software(["numpy"]) and "hardware" not in config and timing["hardware"] == hardware()
     assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)
+    write_json(paths.run_timing(TWIN), {"mlflow_run_id": None})
+    again = run_module._mlflow_run(mini_study, run, identity, TWIN, data / "id")
+    assert (again.tags["same_as_run_id"], again.finish() is None, (data / "id").exists()) == ("not tracked", False, False)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +277,7 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
     ):
         states.append(outputs.state)
         write_text(outputs.state / "step-1/state.pt", "")
+        write_text(outputs.state.with_name("of other settings") / "step-9/state.pt", "")
         for name, content in RESULTS.items():
             write_text(outputs.results / name, content)
         if error is not None:
@@ -282,6 +290,9 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
     assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.json"})
     finished = error is None
     assert (paths.RUNS / run.name).exists() == (paths.run_timing(run.name)).exists() == finished
+    assert states[0].with_name("of other settings").exists() == (not finished)
+    digest_of_weights = files_digest(paths.CHECKPOINTS / run.name) if finished else None
+    assert found.data.tags.get("checkpoint_digest") == digest_of_weights
     assert (states[0] / "step-1").exists() == (states[0] / run_module.MLFLOW_ID).exists() == (not finished)
 
 
@@ -308,7 +319,9 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
         return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
 
     assert tags() == {"git_commit": "none", "git_changed": "unknown"}
-    assert "mlflow.source.git.commit" not in mlflow_study.mlflow_source_tags()
+    monkeypatch.setattr(sys, "argv", ["/somewhere/grpo/__main__.py", "run", "a b"])
+    tags_of_run = mlflow_study.mlflow_source_tags()
+    assert "mlflow.source.git.commit" not in tags_of_run and tags_of_run["mlflow.source.name"] == "grpo run 'a b'"
     git("init", "-q")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch, as if the folder were somebody else's
     assert tags() == {"git_commit": "none", "git_changed": "unknown"}
@@ -380,6 +393,9 @@ def test_nothing_is_tracked_where_the_address_is_none(workdir: Path, monkeypatch
     run = MlflowRun("toy", "one", {}, {}, id_file=workdir / "id")
     run.log({"x": 1.0}, step=1)
     assert run.finish() is None and not [*workdir.iterdir()]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")  # the other address without a scheme
+    assert tracking_uri() == "databricks" and local_database("databricks") is None
+    assert local_database("sqlite:////a/b.db?timeout=9") == Path("/a/b.db")
 
 
 @pytest.mark.parametrize(
@@ -489,6 +505,8 @@ def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: py
         monkeypatch.setattr(mlflow_study, "source_tags", lambda changed=changed: source | changed)
         others.append(study_state(mini_study))
     assert len({first["key"], *(other["key"] for other in others)}) == 4
+    local = mini_study.models | {"main": LocalModel(source="local", path="mine")}
+    assert study_tags(mini_study.model_copy(update={"models": local}))["model"] == "mine"
     assert others[0]["settings"]["seeds"] == [7] and others[2]["name"].endswith(" + changes")
 
 

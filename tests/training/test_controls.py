@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.compose import CONTROLS
+from grpo.study.config import ExpertIterationConfig
 from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
-from grpo.training.data import choose_questions
+from grpo.training.data import choose_questions, read_data
 from grpo.training.grpo import train_grpo
 from grpo.training.step import RunContext, RunSetup
 
@@ -88,10 +90,14 @@ def test_a_random_reward_depends_on_seed_question_step_and_response_and_on_nothi
     assert rewards("random_reward", batch[:100]) == drawn[:100]
 
 
-def test_a_smaller_draw_of_questions_is_part_of_a_larger_one() -> None:
+def test_a_smaller_draw_of_questions_is_part_of_a_larger_one(tmp_path: Path) -> None:
     few, more, other = (choose_questions(problems(), n, seed) for n, seed in ((4, 0), (8, 0), (4, 1)))
     assert few == more[:4] and len({one.id for one in more}) == 8 and few != other
     assert choose_questions(problems(), None, 0) == problems()
+    write_records(tmp_path / "all.jsonl", problems())
+    for config, asked in ((CONFIG.model_copy(update={"questions": 4}), few), (ExpertIterationConfig(), problems())):
+        run = SimpleNamespace(config=config, seed=0, train=tmp_path / "all.jsonl", validation=tmp_path / "all.jsonl")
+        assert read_data(run) == (asked, problems())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"grpo.questions: 21 are asked for, but the task has 20"):
         choose_questions(problems(), 21, 0)
 

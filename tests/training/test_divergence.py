@@ -196,6 +196,7 @@ def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
     assert rewards_of(run)[0] > 0 and rewards_of(run)[1:] == [0.0, 0.0]
     assert run.metrics["diverged_step"] == run.metrics["steps"] == 4 and "answer reward 0.000" in run.metrics["diverged_reason"]
     assert [row["skipped_update"] for row in run.history] == [0, 1, 1, 1]
+    assert run.metrics["val/response_length_correct"] is None  # JSON has no NaN
     assert all(parameter.isfinite().all() for parameter in run.model.parameters())
 
 

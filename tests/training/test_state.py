@@ -192,6 +192,24 @@ def test_a_state_that_a_part_elsewhere_did_not_finish_does_not_count(tmp_path: P
         assert states(tmp_path) == ["step-1"]
         saved.restore()
     assert part.states == saved.step == 1
+    os.truncate(tmp_path / "state/step-1/part.pt", 10)  # is part of the state
+    again = SavedState(tmp_path / "state", 1, {"part": part}, tmp_path / "checkpoints")  # type: ignore[dict-item]
+    again.restore()
+    assert again.step == 0 and states(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [PermissionError("not yours"), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_state_that_another_process_could_read_is_kept(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    run(tmp_path, until=2)
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(type(error)):
+        run(tmp_path, until=2)
+    assert states(tmp_path) == ["step-2"]
 
 
 def test_a_first_ctrl_c_ends_nothing_and_a_second_one_everything(capfd: pytest.CaptureFixture[str]) -> None:

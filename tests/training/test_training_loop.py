@@ -196,6 +196,9 @@ def test_an_engine_of_other_weights_is_seen(settings: dict[str, Any], tiny_study
             require_agreement(study, learner, rollouts)
     empty = Completion((), "", (), "stop", 0)
     require_agreement(study, learner, [Rollout(problem, (1, 2), empty) for problem in problems(64)])  # nothing to compare
+    broken = Completion((5,), "", (math.nan,), "stop", 0)
+    with pytest.raises(UserError, match="differ by nan"):
+        require_agreement(study, learner, [Rollout(problem, (1, 2), broken) for problem in problems(64)])
 
 
 def test_a_run_on_other_weights_ends_at_once(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +245,8 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     rates, dynamic sampling and the random numbers of a reward go on where they were.
     """
     random_reward = by(lambda text, truth: contains_a_t(text, truth) | {"reward": float(draw_from_all_generators() > 2.5)})
-    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: random_reward)
+    given: list[Any] = []
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *these: given.append(these[1:]) or random_reward)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=TAKEN_UP)
     run, sample = with_a_base_of_its_own(study), loop.sample
 
@@ -270,7 +274,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     saved = torch.load(state, weights_only=True)["parts"]["learner"]["model"]
     assert saved and all(".lora_" in name for name in saved)
     run_module.train_run(study, run)
-    assert files_below(paths.RUNS) == whole
+    assert files_below(paths.RUNS) == whole and given == [("question_only", None, 1)] * 3  # the draws are the seed's
     assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights
 
 
@@ -510,7 +514,8 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     first.close()
     clock[0] = 5.0
     again = RunLog(folders[1], NoMlflow())  # type: ignore[arg-type]
-    clock[0] += 3.0  # the state is read
+    with again.phase("training"):
+        clock[0] += 3.0  # the state is read, which is part of no step
     again.restore(state)
     clock[0] += 4.0
     assert again.elapsed_s == 41.0 and again.resumed_after == [1]
@@ -518,6 +523,7 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
         clock[0] += 2.0
     again.step(2, [{"loss": 0.0}], {}, tokens=1)
     again.close()
+    assert [row["training_s"] for row in again.times] == [30.0, 2.0]
     assert [row["step_s"] for row in again.times] == [30.0, 6.0] and again.phase_totals == {"training_s": 32.0}
     third = RunLog(folders[2], NoMlflow())  # type: ignore[arg-type]
     third.restore(again.state())
@@ -539,6 +545,34 @@ def test_the_limit_of_training_in_validation(model: Any, tokenizer: Any, mini_st
     monitor = monitor_of(mini_study, model, tokenizer, 6, max_tokens=limit, temperature=0.8, top_p=0.9)
     assert monitor.sampling() == SamplingParams(0.8, 0.9, max_tokens=used)
     assert max(rollout.length for rollout in monitor.evaluate(0).rollouts) == used
+
+
+@pytest.mark.parametrize(
+    ("of_training", "place", "arm", "max_tokens", "key"),
+    [
+        (True, 19, {}, 4, "grpo.sampling_max_tokens"),
+        (True, 19, {"sampling_max_tokens": 5}, 4, "experiments.grpo_learning_rate.arms.slow.sampling_max_tokens"),
+        (False, 7, {}, 4, "evaluation.max_tokens"),
+        (False, 7, {}, 12, "grpo.sampling_max_tokens"),
+        (False, 8, {}, 4, None),  # no evaluation asks it
+        (False, 8, {"wall_clock_limit_s": 60.0}, 4, "evaluation.max_tokens"),  # at the end all are asked
+    ],
+)
+def test_a_prompt_that_leaves_a_response_no_room_is_refused_before_training(
+    tiny_study: Study, tokenizer: Any, of_training: bool, place: int, arm: dict[str, Any], max_tokens: int, key: str | None
+) -> None:
+    """It is the last of the training questions, or one of nine validation problems, of which the last evaluation has eight."""
+    arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": arm})}
+    study = changed(
+        tiny_study, evaluation={"problems": 6, "last_problems": 8, "max_tokens": max_tokens}, experiments=arms, divergence=None
+    )
+    data, asked = problems(20), problems(9)
+    (data if of_training else asked)[place] = replace(problems(1)[0], question="Mia has 3 apples. " * 50)
+    run, engine = run_of(study), SimpleNamespace(context=100, policy_version=0)
+    ctx = context(run.config, None, None, data=data, engine=engine, learner=None, tokenizer=tokenizer)
+    told = f"^params.yaml: {key}: the model's context of 100 tokens is too short .* 1 of {max(8, place + 1)} prompts"
+    with pytest.raises(UserError, match=told) if key else nullcontext():
+        train_module.require_room_for_all(run, monitored(ctx, study, asked)[1])
 
 
 def test_every_evaluation_of_every_run_draws_alike(model: Any, tokenizer: Any, mini_study: Study) -> None:
@@ -640,6 +674,14 @@ def test_the_punishment_of_long_responses_is_no_signal(rewards: tuple[float, flo
     scored, metrics = rewards_and_advantages(setup, group)
     assert [one.rewards["reward"] for one in scored] == [rewards[0] - 1.0, rewards[1]]
     assert has_signal(scored) is signal and metrics["train/zero_signal_fraction"] == (rewards == (1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signal"), [((math.nan,) * 2, False), ((math.nan, 1.0), False), ((math.nan, 1.0, 0.0), True)]
+)
+def test_a_response_without_a_reward_is_no_signal(rewards: tuple[float, ...], signal: bool) -> None:
+    empty = Completion((), "", (), "stop")
+    assert has_signal([Rollout(DATA[0], (1,), empty, {"reward": reward}) for reward in rewards]) is signal
 
 
 def test_what_is_asked_anew_depends_on_seed_step_and_round_alone() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from study_parts import Grpo
+from study_parts import ROOT, Grpo
 
 from grpo.commands import stages
-from grpo.commands.one_run import RunOptions, composed, given_values, one_run, study_and_problems
+from grpo.commands.one_run import RunOptions, _batch_of_few, composed, given_values, one_run, study_and_problems
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.models.checkpoint import load_tokenizer
@@ -205,6 +205,15 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
     ("asked", "out", "message"),
     [
         ({"model": "nowhere"}, "try", "--model nowhere: no such folder"),
+        (
+            {"model": "a/b@main"},
+            "try",
+            "--model a/b@main: no such folder. Give a folder in Hugging Face format, a GGUF file, or",
+        ),
+        ({"model": "no.gguf"}, "try", "--model no.gguf: no such folder"),
+        ({"model": None}, "try", "--model, --task: one is missing."),
+        ({"task": "one.jsonl"}, "try", "--task one.jsonl: has a single row, and training"),
+        ({"settings": ["grpo.lora={rank: 2"]}, "try", "expected KEY=VALUE"),
         ({"task": "maths"}, "try", "no such task. Use arithmetic, math"),
         ({"task": "none.jsonl"}, "try", "no such file"),
         ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, one of question, reply"),
@@ -221,6 +230,7 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
 def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:
     rows = [json.dumps({"question": f"{n} + {n}?", "answer": n + n}) for n in range(20)]
     (lab / "sums.jsonl").write_text("\n".join(rows))
+    (lab / "one.jsonl").write_text(rows[0])
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
@@ -287,6 +297,24 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
         check_local_data(study.task("main"), study.needed_problems("main"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
+
+
+@pytest.mark.parametrize(("rows", "accumulation"), [(7, 7), (9, 3), (11, 11), (12, None)])
+def test_a_batch_of_few_rows_is_cut_as_finely_as_it_must_be(rows: int, accumulation: int | None) -> None:
+    """Of 24 responses 12 at a time: of 14 there are 2, of 18 there are 6, and 24 stay as they are."""
+    sizes = {"rollout_batch_size": 24, "train_batch_size": 24, "group_size": 2, "gradient_accumulation_steps": 2}
+    few = {"rollout_batch_size": 2 * rows, "train_batch_size": 2 * rows, "gradient_accumulation_steps": accumulation}
+    assert _batch_of_few(sizes, rows) == (few if accumulation else {})
+
+
+def test_a_model_may_be_on_the_hub_or_one_file_and_a_task_that_of_another_study(lab: Path) -> None:
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    hub = composed(RunOptions(f"some.one/a-model@{revision}", "gsm8k", ["tasks.main.drop_overlap=true"]), Path("try"))
+    assert hub["models"]["main"] == {"source": "hub", "repo": "some.one/a-model", "revision": revision}
+    assert hub["tasks"]["main"] == compose(ROOT / "studies/gsm8k.yaml")["tasks"]["main"] | {"drop_overlap": True}
+    (lab / "small.gguf").touch()
+    one_file = composed(RunOptions("small.gguf", "letters_of_a_run:Letters"), Path("try"))["models"]["main"]
+    assert one_file == {"source": "local", "path": str(lab), "gguf_file": "small.gguf"}
 
 
 def test_a_class_is_evaluated_on_the_problems_that_it_has(lab: Path) -> None:

@@ -1,11 +1,13 @@
 """workflow/with_gpus.py: who gets which GPU, and what is left of a command that is told to stop."""
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -64,12 +66,14 @@ def test_more_devices_than_exist_are_refused_and_none_are_not_handed_out(tmp_pat
     assert "3 GPU(s) asked for, but this machine offers 2 (0, 1)" in text and "params.yaml" in text
     assert none.communicate(timeout=30)[0] == "0,1\n" and not own_locks.exists()
     assert (more.returncode, none.returncode) == (2, 3)
+    killed, absent = start(tmp_path, 0, "sh", "-c", "kill -9 $$"), start(tmp_path, 0, "no-such-command")
+    assert "with_gpus.py: " in absent.communicate(timeout=30)[0] and (killed.wait(30), absent.returncode) == (137, 2)
 
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of this name that lists two GPUs as `nvidia-smi --query-gpu=index,uuid --format=csv,noheader` does."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, GPU-a\necho 1, GPU-b\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho No devices of another kind\necho 0, GPU-a\necho 1, GPU-b\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
@@ -98,7 +102,7 @@ def test_two_clones_do_not_take_the_same_gpu(nvidia_smi: None, monkeypatch: pyte
             pass
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         with with_gpus.hold(1) as third:
-            assert third["CUDA_VISIBLE_DEVICES"] == "0"
+            assert third == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi numbers them
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -117,6 +121,63 @@ def test_a_stage_that_the_system_killed_is_told_as_memory_that_ran_out(tmp_path:
     command = [sys.executable, str(WITH_GPUS), "0", "--log", "log", "--", "sh", "-c", f'echo "{dvc_says}"; exit 255']
     told = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True).stdout
     assert "failed with exit code 255" in told and "It was killed" in told and "memory" in told and "mem_mb" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "told"),
+    [
+        (0, "a\nwarning: b\n", "2 of 3 stages: train, 1:05, with warnings (see train.log)\n"),
+        (0, "bar\rwarning: b\n", "2 of 3 stages: train, 1:05, with warnings (see train.log)\n"),
+        (0, "no warning: b\n", "2 of 3 stages: train, 1:05\n"),
+        (75, "\x1bx\ty\n", "train was told to stop after 1:05. The end of its log:\n  | \ufffdx\ty\nFull log: train.log\n"),
+        (1, "\n".join(map(str, range(30))), "train failed with exit code 1 after 1:05. The end of its log:\n  | 10\n  | 11\n"),
+        (255, "exited with 137\nand more\n", "It was killed"),
+        (255, "exited with 1370\n", "  | exited with 1370\nFull log: train.log\n"),
+    ],
+)
+def test_how_a_stage_ended_is_told_in_few_lines(
+    code: int, log: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.log", "one.done", "two.done", "three.off"):
+        Path(name).write_text(log)
+    options = argparse.Namespace(log=Path("train.log"), stamp=Path("one.done"), stages=3)
+    with_gpus.report(code, options, 64.6)
+    said = capsys.readouterr().out
+    assert told in said and (code or said == told) and ("It was killed" in said) == ("It was killed" in told)
+    options.stamp = Path("three.off")
+    with_gpus.report(code, options, 64.6)
+    assert capsys.readouterr().out == (said if code else "")
+
+
+@pytest.mark.parametrize(
+    ("signum", "since_first", "in_slurm", "ends"),
+    [
+        *((signal.SIGTERM, None, True, True), (signal.SIGTERM, 0.3, False, False), (signal.SIGINT, 0.3, False, False)),
+        *((signal.SIGTERM, 2.0, True, False), (signal.SIGTERM, 2.0, False, True), (signal.SIGINT, 2.0, True, True)),
+    ],
+)
+def test_a_signal_asks_once_and_ends_it_the_second_time(
+    signum: int, since_first: float | None, in_slurm: bool, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_gpus, "asked_at", [] if since_first is None else [time.monotonic() - since_first])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    if not in_slurm:
+        monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(SystemExit, match=str(128 + signum)) if ends else nullcontext():
+        with_gpus.stop(signum, None)
+
+
+@pytest.mark.parametrize(("log", "interrupted"), [(None, True), ("it > x\n", True), ("Running\n> grpo train\n", False)])
+def test_dvc_itself_is_interrupted_until_it_has_announced_its_command(
+    tmp_path: Path, log: str | None, interrupted: bool
+) -> None:
+    (tmp_path / "log").write_text(log or "")
+    process = subprocess.Popen(["sleep", "60"])
+    with_gpus.tell_to_stop(process.pid, tmp_path / "log" if log else None)
+    if not interrupted:
+        process.kill()
+    assert process.wait(30) == -(signal.SIGINT if interrupted else signal.SIGKILL)
 
 
 # Stands in for dvc: SIGTERM would end it, SIGINT too, but while its command runs. This one, as `grpo train`, finishes its step.
@@ -188,7 +249,7 @@ def test_slurms_second_sigterm_leaves_the_time_that_slurm_leaves(tmp_path: Path)
     assert process.wait(30) == with_gpus.RESUME_ME and (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize("how", ["another's", "open to others", "a link", "a link in it"])
+@pytest.mark.parametrize("how", ["another's", "open to others", "open to a group", "a link", "a link in it"])
 def test_a_folder_of_locks_that_others_could_have_made_is_refused(tmp_path: Path, own_locks: Path, how: str) -> None:
     """A link in it would have made a file elsewhere."""
     made, theirs = tmp_path / "made", tmp_path / "theirs"
@@ -196,8 +257,8 @@ def test_a_folder_of_locks_that_others_could_have_made_is_refused(tmp_path: Path
     if how == "a link":
         own_locks.symlink_to(theirs)
     else:
-        own_locks.mkdir(mode=0o777 if how == "open to others" else 0o700)
-        own_locks.chmod(0o777 if how == "open to others" else 0o700)
+        own_locks.mkdir()
+        own_locks.chmod({"open to others": 0o777, "open to a group": 0o710}.get(how, 0o700))
     (own_locks / "queue.lock").symlink_to(made)
     if how == "another's":
         if os.getuid():

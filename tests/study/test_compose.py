@@ -23,6 +23,7 @@ from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml, to_yaml
 from grpo.study import paths
 from grpo.study.compose import compose, files_of, merge
+from grpo.study.kept import in_cache
 from grpo.study.schema import load_study
 from grpo.study.stages import write_stages
 
@@ -203,6 +204,9 @@ def test_a_study_is_checked_from_its_own_folder(project: Path, grpo: Grpo, monke
         code, said, error = grpo("study", "check", path)
         assert code == 0 and "own: loss_type beside_it:loss" in said, error
         assert "note: claims.0.metric: no run logs 'token_entropi'. Near: token_entropy" in said
+        assert "grpo_learning_rate: 2 arms, 1 seeds\n  plain: no setting changed; 3 steps, 1 update(s)" in said
+        assert f"left out of what it extends: {len(EXPERIMENTS) - 1} experiments\n" in said
+        assert "claim own-1, grpo_learning_rate: token_entropi of own is at least 1.25 times that of plain (end)\n" in said
     write("mine.yaml", text.replace("beside_it", "gone"))
     code, _, error = grpo("study", "check", "mine.yaml")
     assert code == 2 and "gone:loss: no such module. Give MODULE:NAME of a Python file in the study's folder (here " in error
@@ -502,6 +506,31 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
     assert uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
     sh(project, "dvc", "checkout", "--quiet")
     assert (cached / "b").read_text() == "2\n"
+    of_output = [cached.parent, cached, cached / "a"]
+    assert in_cache([cached.with_name("1"), *of_output, cached.parents[1]]) == of_output  # a seed of which it has no file
+    Path("dvc.lock").write_text("stages: 3\n")
+    assert in_cache(of_output) == []
+
+
+def test_use_says_where_the_report_stays_that_another_study_replaces(project: Path, grpo: Grpo) -> None:
+    def said() -> list[str]:
+        return grpo("study", "use", "mini")[1].partition("reports/: holds the report of ")[2].splitlines()[:1]
+
+    write(str(paths.RECORD), '{"study": "gsm8k"}')
+    told, lost, kept = (
+        "the study gsm8k, which `make repro` replaces. ",
+        "Commit it first; or work in ",
+        "The last commit has it.",
+    )
+    assert said()[0].startswith(told + lost)  # no repository
+    sh(project, "git", "init", "--quiet")
+    assert said()[0].startswith(told + lost)
+    for command in (["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", "m"]):
+        sh(project, "git", *command)
+    assert said() == [told + kept]
+    for of_none in ('{"study": "mini"}', "{"):
+        write(str(paths.RECORD), of_none)
+        assert said() == []
 
 
 def write_result(path: Path) -> None:

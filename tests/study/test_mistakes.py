@@ -92,6 +92,11 @@ MISTAKES: list[tuple[Edit, str]] = [
         lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),
         f"tasks.{LONG}: the name of a task may have 100 characters, not 300.",
     ),
+    (put("study", ".mini"), "study: '.mini' is not the name of a file: "),
+    (
+        lambda v: (v["tasks"].update({"a-b": v["tasks"]["main"]}), v["models"].update({"a-b": v["models"]["main"]})),
+        "tasks.a-b: the name of a task may hold letters, digits and '_' only.",
+    ),
     # Tasks and their formats
     (put("tasks.main.problems", {"train": [1]}), "tasks.main: got an unexpected keyword argument 'problems'. Arithmetic"),
     (put("tasks.main", {"use": "json:dumps"}), "tasks.main.use: json:dumps is no subclass of grpo.tasks.Task."),
@@ -117,6 +122,15 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
     (put("selection.best_few", 1), f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is no whole number from 1"),
+    (lambda v: [of.update(arms={}) for of in v["experiments"].values()], "experiments: none has arms. Give one some."),
+    (
+        put(f"experiments.{SFT}.arms", {}),
+        f"experiments.{SFT}.arms: left out, but {SFT_INITIALIZATION} builds on it. Leave {SFT_INITIALIZATION} out too.",
+    ),
+    (
+        all_of(put("controls", ["format_only"]), entry("controls", arms={"random_reward": {}})),
+        "controls: format_only has no arm in experiments.controls. `grpo study use` adds it.",
+    ),
     # Problems of the last evaluation, and of those that select
     (evaluated_on(9, 8, 4), "evaluation: last_problems (8) must be at least problems (9): raise it."),
     (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
@@ -130,6 +144,20 @@ MISTAKES: list[tuple[Edit, str]] = [
         "evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.",
     ),
     # Claims
+    (
+        all_of(entry("a", arms={"x": {}, "y": {}}), entry("b", arms={"x": {}, "y": {}}), claim(arm="x", beats="y")),
+        "claims.0: a, b have the arms x, y: add `experiment:` with the one meant.",
+    ),
+    (
+        claim(arm="full", beats="rank_1", metric="token_entropy", by=2, at="last_step"),
+        "claims.0: at: last_step is for answer_reward; of token_entropy choose",
+    ),
+    *(
+        (claim(arm="full", beats="rank_1", metric=metric, by=by, at="late"), f"claims.0: at: {metric} is measured of few")
+        for metric, by in (("val/old_task_reward", 0.05), ("kl/per_token", 2))
+    ),
+    (claim(arm="full", beats="rank_1", metric="qqqq", by=2), "claims.0.metric: no run logs 'qqqq'. Near: none is near ("),
+    (claim(arm="full", not_below="rank_1", by=1), "claims.0.by: input should be less than 1"),
     (claim(arm="whole", beats="plain"), "claims.0: no experiment has the arms whole, plain"),
     (claim(arm="full", beats="plain"), "claims.0: grpo_lora has no arm 'plain' (known: full, rank_1"),
     (claim(experiment="lora", arm="full", beats="rank_1"), "claims.0: no experiment 'lora'"),
@@ -212,6 +240,9 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"n_grpo_steps": 9, "warmup_steps": 9}, ": warmup_steps (9) must be less than the run's 9 updates"),
     # The rank in a sweep
     (FOCUSED, {"off_policy_rank": None}, f".off_policy_rank: None {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": 0}, f".off_policy_rank: 0 {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": True}, f".off_policy_rank: True {NO_RANK}"),
+    ("grpo_learning_rate", {"off_policy_rank": 1}, ".off_policy_rank: grpo_learning_rate builds on no sweep: set builds_on"),
     (FOCUSED, {"off_policy_rank": 1, "n_x": 3}, ": n_x: unknown key"),
     # Sizes
     (BROAD, {"train_batch_size": 4, "gradient_accumulation_steps": 4}, ": train_batch_size (4) must be at least group_size"),
@@ -273,6 +304,24 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
 
 def test_a_start_may_have_more_seeds_than_what_begins_there() -> None:
     edited(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 3), put(f"experiments.{SFT_INITIALIZATION}.seeds", 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"beats": "rank_1", "at": "start"}, "full starts above rank_1 by at least 0.05"),
+        ({"beats": "rank_1"}, "full ends above rank_1 by at least 0.05"),
+        ({"beats": "rank_1", "at": "last_step"}, "full is at the last step above rank_1 by at least 0.05"),
+        (
+            {"beats": "last", "metric": "val/old_task_reward"},
+            "val/old_task_reward of full is at least 0.05 above that of last (end)",
+        ),
+        ({"not_below": "rank_1"}, "full ends at most 0.05 below rank_1"),
+    ],
+)
+def test_a_claim_without_a_statement_is_put_into_words(values: dict[str, Any], words: str) -> None:
+    named = edited(claim(arm="full", **values), entry("lr-rates"), entry("software_2")).own_claims[0]
+    assert (named.experiment, named.id, named.statement) == ("grpo_lora", "own-1", words)
 
 
 def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:

@@ -1,5 +1,6 @@
 """Saved states on disk, the lock between two processes, and the request to stop."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import torch
 from grpo.common.errors import ToBeResumed
 from grpo.common.files import dvc_hash, write_json
 from grpo.common.world import stop_after_the_step
-from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
+from grpo.study.kept import HASH, bring_back, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import SavedState
 
 
@@ -232,6 +233,11 @@ def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path:
     for seed in "01":
         write_json(Path("timing") / seed / "timing.json", {"seed": seed})
         keep_until_stored(Path("state") / seed / "one", Path("timing") / seed, [Path("timing") / seed])
+    one, result = Path("state/0/one"), Path("timing/0/timing.json")
+    assert one.joinpath("results", result).samefile(result) and not bring_back(one, result.parent)  # nothing is missing
+    shutil.rmtree("timing/0")
+    assert not bring_back(Path("state/2/one"), result.parent) and not result.exists()
+    assert bring_back(one, result.parent) and json.loads(result.read_text()) == {"seed": "0"}
     keep_until_all_stored(Path("state"), Path("timing"))
     Path("dvc.lock").write_text(dvc_hash(Path("timing/0")))
     remove_stored(Path("state"))
@@ -239,3 +245,7 @@ def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path:
     Path("dvc.lock").write_text(dvc_hash(Path("timing")))
     remove_stored(Path("state"))
     assert not [*Path("state").rglob(HASH)]
+    Path("dvc.yaml").unlink()
+    write_json(one / "state.json", {})
+    keep_until_stored(one, Path("timing/0"))
+    assert not one.exists()  # without a pipeline nothing stores it

@@ -17,6 +17,7 @@ from report_parts import run, write_run
 from ruamel.yaml import YAML
 from study_parts import ROOT, Grpo, activate, edit
 
+from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import files_digest
 from grpo.common.records import read_problems, write_records
 from grpo.study import paths
@@ -196,6 +197,33 @@ def test_no_text_of_a_foreign_file_commands_the_terminal(project: Path, grpo: Gr
         code, *said = grpo(*command)
         text = "".join(said)
         assert code == 2 * ("wrong" in command) and all(one.isprintable() or one in "\n\t" for one in text), command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ToBeResumed("saved"), 75, "saved"),
+        (UserError("http://u:p@h/x: wrong"), 2, "error: http://h/x: wrong"),
+        (OSError(28, "No space left on device"), 2, "error: OSError: [Errno 28] No space left on device"),
+        (RuntimeError("write failed (os error 28)"), 2, "error: RuntimeError: write failed (os error 28)"),
+        (MemoryError(), 2, "error: out of memory outside of a run's phases (MemoryError). Use a smaller model, or end other "),
+        (RuntimeError("a bug"), None, ""),
+    ],
+    ids=str,
+)
+def test_each_end_has_its_exit_code_and_a_bug_its_traceback(
+    error: Exception, code: int | None, told: str, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends() -> None:
+        raise error
+
+    monkeypatch.setattr("grpo.cli.app", ends)
+    if code is None:
+        with pytest.raises(RuntimeError, match="a bug"):
+            grpo()
+    else:
+        ended, _, said = grpo()
+        assert ended == code and said.startswith(told)
 
 
 def test_a_notebooks_backend_and_a_terminal_in_latin_1_stop_no_command() -> None:

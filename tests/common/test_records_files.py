@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, dvc_hash, files_digest, read_json, write_json, write_text
-from grpo.common.records import Example, Problem, read_problems, write_records
+from grpo.common.files import atomic_folder, dvc_hash, files_digest, read_json, write_csv, write_json, write_text
+from grpo.common.records import Example, Problem, is_number, read_problems, whole, write_records
 from grpo.common.yaml_file import parse_yaml
 
 PROBLEMS = [
@@ -49,6 +51,21 @@ def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         file.write(line + "\n")
     with pytest.raises(UserError, match=r"problems\.jsonl:3: .*dvc repro -f -s dataset"):
         read_problems(path)
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_last_line_may_lack_its_end_but_a_file_without_lines_is_damaged(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "problems.jsonl"
+    write_text(path, '{"id": "a", "question": "?", "ground_truth": "1"}' + end)
+    assert read_problems(path) == [Problem("a", "?", "1")]
+    write_text(path, end)
+    with pytest.raises(UserError, match=r"problems\.jsonl:1: damaged"):
+        read_problems(path)
+
+
+def test_a_reward_is_a_number_and_whole_where_only_rounding_says_otherwise() -> None:
+    assert [whole(x) for x in (1 - 9e-7, 1 + 9e-7, -9e-7, 0.5, 1 - 2e-6)] == [1.0, 1.0, 0.0, 0.5, 1 - 2e-6]
+    assert [is_number(x) for x in (1, np.float32(1), np.ones(()), "1", None, np.ones(1))] == [True] * 3 + [False] * 3
 
 
 def test_a_record_that_no_file_can_hold_is_a_users_error_whoever_makes_it() -> None:
@@ -166,7 +183,13 @@ def test_text_and_json_are_written_in_one_step(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="disk full"):
         write_text(path, "half")
-    assert read_json(path, made_by="x") == value
+    assert read_json(path, made_by="x") == value and names(path.parent) == ["value.json"]
+
+
+def test_what_a_spreadsheet_would_compute_is_written_as_text(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", pd.DataFrame({"text": ["=1+1", "+1", "-1", "@a", "a=1"], "number": [-1.5] * 5}))
+    expected = "text,number\n'=1+1,-1.5\n'+1,-1.5\n'-1,-1.5\n'@a,-1.5\na=1,-1.5\n"
+    assert (tmp_path / "a.csv").read_text() == expected
 
 
 def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
@@ -177,6 +200,9 @@ def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f -s select@x"):
             read_json(path, made_by="select@x")
+    path.write_bytes(b"{\n\n\xff}")
+    with pytest.raises(UserError, match=r"winner\.json:3: damaged \(.* Make it again\.$"):  # no stage makes it
+        read_json(path, made_by="")
 
 
 @pytest.mark.parametrize("kind", ["safe", "rt"])

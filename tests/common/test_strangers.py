@@ -29,7 +29,7 @@ from grpo.common import files
 from grpo.common.errors import UserError, reason
 from grpo.common.files import exclusive_lock, read_json, read_text, require_own
 from grpo.common.records import Problem
-from grpo.common.safe_text import hide_secrets, on_terminal, without_password
+from grpo.common.safe_text import code, fenced, hide_secrets, on_terminal, short, without_password
 from grpo.common.yaml_file import parse_yaml
 from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import CHAT_TEMPLATE, Tokenizer, train_tokenizer
@@ -239,6 +239,28 @@ def test_no_message_has_a_password(text: str, expected: str) -> None:
     assert hide_secrets(text) == expected
     assert "SECRET" not in without_password("https://h/path;password=SECRET")
     assert on_terminal(text) == text
+
+
+@pytest.mark.parametrize(
+    ("shown", "text", "expected"),
+    [
+        (code, " a`b\nc\x1b|", "`a'b␤c |`"),
+        (code, "a\\|b", r"`a\ |b`"),
+        (code, " \t", "(empty)"),
+        (short, "beta 0.1 (+5%)", "beta 0.1 (+5%)"),
+        (short, "<b>", "`<b>`"),
+        (fenced, "a ``` b", "````text\na ``` b\n````"),
+        (fenced, "a ````` b", "``````text\na ````` b\n``````"),
+        (without_password, "http://u:a?b@h/x", "http://***"),
+        (without_password, "http://u:a@b@h/x?token=c#d", "http://h/x"),
+        (without_password, "sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        (without_password, "u:a@h/x", "h/x"),
+    ],
+)
+def test_what_a_stranger_wrote_is_shown_as_it_is_and_an_address_without_its_user(
+    shown: Callable[[str], str], text: str, expected: str
+) -> None:
+    assert shown(text) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------------- linear time

@@ -1,6 +1,7 @@
 """Searches with a language model: a fake HTTP endpoint, real programs, and the real verifier; and a real vLLM server."""
 
 import json
+import math
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ from grpo.discovery import language_model
 from grpo.discovery.language_model import TRIES, Endpoint, endpoint_from_environment, propose_with
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, SearchSettings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
-from grpo.discovery.strategies import REFUSED, STRATEGIES
+from grpo.discovery.strategies import BASELINE, REFUSED, STRATEGIES
 from grpo.discovery.verifier import verify_text
 
 
@@ -60,6 +61,9 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
         attempts = run(server, tmp_path, Budget(calls=8), strategy)
     assert scores(attempts) == SCORES
     assert (tmp_path / BEST_PROGRAM).read_text() == fake.CROSS_AND_CUBE
+    (tmp_path / BEST_PROGRAM).unlink()  # as if it was killed between writing the log and the program
+    assert run(server, tmp_path, Budget(calls=8), strategy) == attempts
+    assert (tmp_path / BEST_PROGRAM).read_text() == fake.CROSS_AND_CUBE
     assert server.paths == ["/v1/chat/completions"] * 8
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     for index, (attempt, request) in enumerate(zip(attempts, server.requests, strict=True)):
@@ -82,6 +86,8 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     [
         (fake.BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
+        (refusing(408, "late"), "HTTP 408: "),
+        (refusing(409, "locked"), "HTTP 409: "),
         (fake.HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
     ],
@@ -107,6 +113,28 @@ def test_what_is_malformed_scores_nothing_and_the_search_goes_on(tmp_path: Path,
     assert attempts[0].proposal.problem.startswith("the endpoint did not answer: what it sent is malformed (")
 
 
+TALK = "I set no EMPTY lists."
+
+
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "why"),
+    [
+        ({"content": TALK, "refusal": "No."}, "stop", ""),
+        ({"content": None, "refusal": TALK}, "stop", "the model refused to answer: "),
+        ({"content": TALK}, "content_filter", "the endpoint's content filter stopped the answer: "),
+    ],
+)
+def test_an_answer_without_a_program_or_a_count_of_tokens(message: dict[str, Any], finish_reason: str, why: str) -> None:
+    """Four characters of prompt and answer count as a token; a key that is a common word stays in the text."""
+    body = json.dumps({"choices": [{"message": message, "finish_reason": finish_reason}], "usage": None})
+    with FakeEndpoint([Behaviour(body), refusing(400, "x" * 999)]) as server:
+        propose = propose_with(Endpoint(server.url, MODEL, "EMPTY"), "best_of_n")
+        answered, refused = propose([], 0), propose([], 1)
+    assert (answered.problem, answered.answer) == (f"{why}the answer holds no code block", TALK)
+    assert answered.tokens == math.ceil((len(BASELINE) + len(TALK)) / 4)
+    assert len(refused.problem) == len(f"{REFUSED}: ") + 300 and refused.calls == 1
+
+
 def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "TRIES", 1)
     with FakeEndpoint(lambda request: fake.BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
@@ -121,6 +149,9 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
         (fake.NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
         (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(402, "Insufficient Balance"), r"HTTP 402: .*OPENAI_API_KEY and its account"),
+        (refusing(403, "Country not supported"), r"HTTP 403: .*Check OPENAI_API_KEY"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
     ],
 )

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from grpo.commands.kissing_search import run_kissing_number
 from grpo.discovery.log import LOG, Attempt, Log, Proposal, SearchSettings, read_log, summarise
+from grpo.discovery.sandbox import Limits, run_program
 from grpo.discovery.search import Budget
 from grpo.discovery.strategies import BASELINE, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
 from grpo.discovery.verifier import Verification, verify_program, verify_text
@@ -43,7 +44,11 @@ def test_the_committed_program_gives_600_points() -> None:
     assert (verdict.num_points, verdict.combined_score, verdict.message) == (600, 600.0, "")
 
 
-def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_path: Path) -> None:
+def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(
+    grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[Limits] = []
+    monkeypatch.setattr("grpo.discovery.verifier.run_program", lambda _, *a: limits.append(a[0]) or run_program(_, *a))
     roots = [[6 if k in (i, j) else 0 for k in range(11)] for i, j in ((0, 1), (1, 2))]
     program = tmp_path / "program.py"
     program.write_text(f"points = {roots}")
@@ -52,7 +57,8 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     whole = {"num_points": 2, "dimension": 11, "validity": 1.0, "combined_score": 2.0, "message": ""}
     assert json.loads(said) == whole
     program.write_text(f"points = {[*roots, [7, 6, 0, 6, 0, 0, 0, 0, 0, 0, 0]]}")
-    code, said, _ = grpo("kissing", "verify", str(program))
+    code, said, _ = grpo("kissing", "verify", str(program), "--seconds", "60", "--memory-mb", "500")
+    assert limits == [Limits(30, 30, 2000), Limits(60, 60, 500)]  # of both kinds of time
     assert code == 1 and json.loads(said)["combined_score"] == 0.0
     assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
     evaluator = [sys.executable, COMMITTED.with_name("evaluator.py"), program]  # as the homework calls it

@@ -253,8 +253,12 @@ def rejected(points: object, message: str) -> Verification:
     return verdict
 
 
-@pytest.mark.parametrize("scale", [1, 10**13, -(10**100)])
-@pytest.mark.parametrize(("points", "count"), [([[5] * 11], 1), (axes(11), 22), (roots(11), 220)], ids=["one", "axes", "D11"])
+@pytest.mark.parametrize("scale", [1, 10**8, 10**13, -(10**100)])  # 10**8: norms of opposites fit in 64 bits, distances do not
+@pytest.mark.parametrize(
+    ("points", "count"),
+    [([[5] * 11], 1), ([[5] * 11, [-5] * 11], 2), (axes(11), 22), (roots(11), 220)],
+    ids=["one", "opposites", "axes", "D11"],
+)
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
     scaled = [[scale * entry for entry in point] for point in points]
     assert check_points(scaled) == Verification(count, 11, 1.0, float(count), "")
@@ -316,6 +320,7 @@ def test_600_points_take_little_time(scale: int) -> None:
         ([["1"] + [0] * 10], "points[0][0]: Input should be a valid integer, but it is '1'"),
         ([[True] + [0] * 10], "points[0][0]: Input should be a valid integer, but it is True"),
         ([[1] * 11, [0] * 11], "Point 1 is the zero vector"),
+        ([[0] * 11], "Point 0 is the zero vector"),
         ([*axes(11), axes(11)[3]], "Minimum squared distance 0 < maximum squared norm 4: points 3 [0, -2, 0"),
     ],
 )

@@ -31,7 +31,7 @@ from grpo.learner.microbatches import texts_of, whole_texts
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.examine import examine, limited_context, traits_of
 from grpo.models.source import ORIGIN, _from_wheel
-from grpo.pretraining.base_model import make_base_model
+from grpo.pretraining.base_model import _batches, make_base_model, pretrain
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
@@ -219,6 +219,22 @@ def test_each_seed_has_a_model_of_its_own(workdir: Path, monkeypatch: pytest.Mon
         assert all(single[name].equal(weight) for name, weight in weights.items())
     first, second = (weights for _, weights in found)
     assert any(first[name].shape != second[name].shape or not first[name].equal(second[name]) for name in first)
+
+
+def test_pretraining_takes_documents_by_length_at_a_rate_that_rises_and_falls() -> None:
+    """By hand, of the rate: 20/50 and 30/50 of the warm-up times 0.05 + 0.95 * 0.75 and * 0.5, and at the end 0.05."""
+    small = {"steps": 60, "batch_size": 2, "vocab_size": 300, "learning_rate": 1.0}
+    settings, rates = study_named("smoke").models["main"].model_copy(update=small), []
+    documents = [("a " * (1 + i * 7 % 32), "b" * (i % 5)) for i in range(120)]
+    _, tokenizer = pretrain(settings, iter(documents), str.split, lambda step, loss, rate: rates.append(rate))
+    assert [rates[step - 1] for step in (20, 30, 60)] == pytest.approx([0.4 * 0.7625, 0.6 * 0.525, 0.05])
+    batches = list(_batches(settings, documents[:40], tokenizer))
+    widths = [batch["labels"].shape[1] for batch in batches]
+    lengths = [len(tokenizer(p)["input_ids"]) + len(tokenizer(r)["input_ids"]) + 1 for p, r in documents[:40]]
+    for block, of_block in ((widths[:16], lengths[:32]), (widths[16:], lengths[32:])):  # 16 batches are sorted together
+        assert sorted(block) == [longer - 1 for longer in sorted(of_block)[1::2]] and block != sorted(block)
+    ends = [row[mask][-1].item() for b in batches for row, mask in zip(b["labels"], b["response_mask"], strict=True)]
+    assert ends == [tokenizer.eos_token_id] * 40
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

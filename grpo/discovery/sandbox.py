@@ -159,8 +159,8 @@ def _parsed(result: bytes, code: int) -> tuple[Any, str]:
 
 def _integer(digits: str) -> int:
     """Parse an integer; ValueError if it has so many digits that arithmetic takes long."""
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"it holds an integer of {len(digits.removeprefix('-'))} digits, at most {MOST_DIGITS} are allowed")
+    if (count := len(digits.removeprefix("-"))) > MOST_DIGITS:
+        raise ValueError(f"it holds an integer of {count} digits, at most {MOST_DIGITS} are allowed")
     return int(digits)
 
 

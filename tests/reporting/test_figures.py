@@ -35,6 +35,7 @@ from grpo.reporting.charts import (
     values_of,
 )
 from grpo.reporting.figures import (
+    draw_best_of_n,
     draw_by_examples,
     draw_contrasts,
     draw_experiment,
@@ -126,6 +127,10 @@ def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
 def test_a_metric_that_some_run_lacks_or_that_is_always_zero_is_not_drawn() -> None:
     assert has([made_up("a", 1)], NORM) and not has([made_up("a", 1)], "clip_fraction")
     assert not has([made_up("a", 1, loss=0.5), made_up("a", 1, 1)], "loss")
+    assert values_of(made_up("a", 1, loss=np.nan), "loss") is None
+    updates = run("a", [0.0, 0.5], every=2, steps=4, m=[1.0, 2.0, 3.0, 4.0])
+    updates = replace(updates, history=updates.history.assign(step=[1, 1, 2, 2]))
+    assert over_runs([updates, made_up("a", 1, 1, m=5.0)], "m").fillna(-1).to_numpy().tolist() == [[2, 5], [4, 5], [-1, 5]]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +139,7 @@ def test_a_metric_that_some_run_lacks_or_that_is_always_zero_is_not_drawn() -> N
         ((1.0, 2.0, 3.0, 1.5), "linear"),
         ((0.01, 1.0, 2.0, 3.0), "log"),  # 300 times the smallest
         ((0.0, 1.0, 2.0, 1900.0), "symlog"),  # one spike beside usual values, and a batch without signal
+        ((-1.0, 0.5, 1.0, 400.0), "linear"),  # numbers below zero have no logarithm
         ((0.0, 0.001, 0.2, 0.3), "linear"),  # grows from nothing: its usual values are not dwarfed
     ],
 )
@@ -264,6 +270,7 @@ def test_the_overview_has_the_one_other_arm_with_its_runs_and_no_more_than_one()
 
 DRAWN = {
     "math_baseline": lambda record: draw_zero_shot(record["baseline"]),
+    "best_of_n": lambda record: draw_best_of_n(record["best_of_n"]),
     "contrasts": draw_contrasts,
     "rates": draw_rates,
     "sft_examples": draw_by_examples,
@@ -295,6 +302,8 @@ def test_dots_of_a_contrast_are_the_leaders_runs_taken_from_the_arms_seed_by_see
 def test_without_differences_or_rates_there_is_no_such_figure() -> None:
     record = {"metric": "answer reward", "experiments": {"alone": entry(arm("a", 0.5))}}
     assert draw_contrasts(record) is draw_rates(record) is draw_by_examples(record) is None
+    record["experiments"]["alone"]["method"] = "sft"
+    assert draw_by_examples(record) is None
 
 
 def test_a_saved_figure_says_what_was_drawn_in_few_bytes(tmp_path: Path) -> None:

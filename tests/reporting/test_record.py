@@ -77,6 +77,11 @@ def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Stud
         runs[place] = replace(of, metric="reward", metrics=metrics, validation=validation)
     found = recording._arm(ExperimentRuns(SWEEP, {"a": runs}), "a", "a")
     assert (found["given_form"], found["start"]) == pytest.approx((0.75, 0.3))
+    shares = [recording._share(*of) for of in ((0.5, 0.4), (0.0, 0.0), (None, 0.5), (0.4, 0.4), (0.0, 0.5))]
+    assert shares == [None, None, None, 1.0, 0.0]  # rewarded without the form; no form; not measured
+    runs[1].config["same_as"] = "e/a/1"
+    assert found["same_as"] is None
+    assert recording._arm(ExperimentRuns(SWEEP, {"a": runs}), "a", "a")["same_as"] == [None, "e/a/1"]
 
 
 def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
@@ -84,6 +89,9 @@ def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
     steps = np.arange(1.0, 17.0)
     (arm,) = arms_of(mini_study, *(run("a", [0.1, 0.5], seed, steps=16, gradient_norm=steps + seed) for seed in (0, 1)))
     assert arm["metrics"]["gradient_norm"] == {"first": 2.0, "last": 16.0, "smallest": 1.5, "largest": 17.0}
+    few = [run("a", [0.1, 0.5], steps=3, every=3, m=[1.0, 2.0, 6.0])]  # of less than eight steps: one
+    assert recording._levels(few, "m") == {"first": 1.0, "last": 6.0, "smallest": 1.0, "largest": 6.0}
+    assert recording._levels([*few, run("a", [0.1, 0.5], 1)], "m") is None  # not all have it
 
 
 def test_values_for_json() -> None:
@@ -110,9 +118,14 @@ def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path,
         *split("a", SWEEP, 0.7, 0.5),
         *split("b", LORA, 0.6, 0.9),
         *split("c", "grpo_sft_initialization", 0.9, 0.9, values={"start_from": "sft_experiment/all/last"}),
+        *split("d", "grpo_baselines", 0.9, 0.9, diverged=8),
+        *split("all", SFT, 0.95, 0.9, metrics={"examples": 8}),
     )
     assert found["headline"]["experiment"] == SWEEP
     assert found["headline"]["value"] == pytest.approx(0.5) and found["headline"]["problems"] == 100
+    claims = [{"experiment": name, "own": own} for name, own in ((LORA, False), (SWEEP, True), (SWEEP, True))]
+    assert recording.own_experiments([LORA, SWEEP, "own"], claims) == [SWEEP]
+    assert recording.own_experiments([LORA, SWEEP, "own"], claims[:1]) == ["own"]
 
 
 def test_a_study_of_ones_own_leads_with_its_experiment_and_its_names(general: Path, mini_study: Study) -> None:
@@ -150,6 +163,14 @@ def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, 
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000
     samples = found["experiments"][SWEEP]["samples"]
     assert [(one["step"], one["problem"]) for one in samples] == [(0, "p0"), (0, "p1"), (8, "p0"), (8, "p1")]
+    path = paths.RUNS / samples[0]["run"] / "rollouts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, reward in zip(rows, (1.0, 1.0, 0.0, 0.0, 0.5, 1.0), strict=True):  # at the end only p2 is right
+        row |= {"answer_reward": reward, "response": "x" * 2000 + "end"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = recording.samples(samples[0]["run"])
+    assert [(one["step"], one["problem"]) for one in shown] == [(0, "p0"), (0, "p2"), (8, "p0"), (8, "p2")]
+    assert {(len(one["response"]), one["response"][-3:]) for one in shown} == {(1200, "end")}
 
 
 # -------------------------------------------------------------------------------------------- single kinds of experiments
@@ -169,6 +190,7 @@ def test_kinds_of_responses_and_a_score_on_the_whole_set(general: Path, mini_stu
     # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
     assert (found["low"], found["high"]) == (pytest.approx(0.402, abs=1e-3), pytest.approx(0.598, abs=1e-3))
     assert found["cut"] and found["problems"] == 96
+    assert not recording._full(run("a", [0.1, 0.5], metrics=whole))["cut"]
 
 
 def test_staleness_and_use_of_the_replay_buffer(general: Path, mini_study: Study) -> None:
@@ -180,6 +202,10 @@ def test_staleness_and_use_of_the_replay_buffer(general: Path, mini_study: Study
     (found,) = extra_of(mini_study, *buffered, *one)["staleness"].values()
     assert (found["lag_mean"], found["clip_fraction"], found["lag_max"]) == (1.0, pytest.approx(0.05), 3)
     assert found["uses_mean"] == 1.0 and found["never_drawn"] == pytest.approx(0.2)
+    for one in buffered:
+        one.config["config"]["asynchronous"]["value"] = apart | {"replay_capacity": 1}
+    (found,) = recording._staleness(ExperimentRuns(ASYNCHRONOUS, {"a": buffered})).values()
+    assert found["lag_max"] == 3 and "uses_mean" not in found, "no buffer"
 
 
 # ------------------------------------------------------------------------------------------------------- the whole report
@@ -295,7 +321,7 @@ def study(workdir: Path, mini_study: Study) -> Study:
             step |= {"waiting_s": 0.125, "generator_waiting_s": 0.25}
         path.write_text(json.dumps(timing))
     arms = {COLOCATE: {"one": {}, "same": {}}, ASYNCHRONOUS: {"lag_1": {}}}
-    return with_values(study_of(mini_study, **arms), {"resources.train.gpus": 2})
+    return with_values(study_of(mini_study, **arms), {"resources.train.gpus": 2, "resources.alone.gpus": 2})
 
 
 def test_a_row_for_each_run(study: Study) -> None:
@@ -317,7 +343,7 @@ def test_a_row_for_each_run(study: Study) -> None:
         first["software"]
     ) == {"torch": "2.0"}
     gpus = study.resources[study.experiments[COLOCATE].resources].gpus
-    assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
+    assert gpus == 2 and first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 
 
 def test_expert_iteration_samples_a_group_for_each_question(workdir: Path, mini_study: Study) -> None:
@@ -332,8 +358,12 @@ def test_expert_iteration_samples_a_group_for_each_question(workdir: Path, mini_
 def test_a_formula_of_a_foreign_run_is_not_computed(study: Study) -> None:
     path, formula = paths.run_timing(f"{COLOCATE}/one/1"), '=HYPERLINK("http://evil.example")'
     path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(("mlflow_run_id", "started"), formula)))
+    path = paths.run_timing(f"{COLOCATE}/one/0")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"git_changed": "true", "restarts": {"a": 2, "b": 1}}))
     write_timing(study)
     rows = pd.read_csv(paths.TIMING_TABLE)
+    assert rows["commit"].astype(str).tolist()[:2] == ["2222222222 + changes", "2222222222"]
+    assert rows["restarts"].tolist()[:2] == [3, 0]
     assert list(rows["mlflow_run_id"]).count(f"'{formula}") == 1 and not any(rows["started"] == formula)
     with pytest.raises(UserError, match=r"timing\.csv: damaged \(Invalid isoformat"):
         cost(rows)
@@ -346,6 +376,7 @@ def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> No
     tuned = timing.iloc[:1].assign(experiment="sft_experiment", label="all examples", samples=0, samples_per_s=math.nan)
     with_tuned = timing_table(pd.concat([tuned, timing]))  # the first row samples nothing, so nothing is compared with it
     assert "nan" not in with_tuned and "speedup over one" in with_tuned and "| 2.00 |" in with_tuned
+    assert "GPU-hours" in with_tuned and "GPU-hours" not in timing_table(timing.assign(gpu_hours=0.0))
     nobody = timing.assign(alone=False)
     assert timing_table(nobody) == ""
 
@@ -363,6 +394,10 @@ def test_curves_over_core_seconds(study: Study) -> None:
     of = {name: by_arm(read_runs(study, name)) for name in (COLOCATE, ASYNCHRONOUS)}
     assert core_seconds(of[COLOCATE]["same"][0]).loc[[0, 4, 8]].tolist() == [0.0, 16.0, 32.0]
     assert core_seconds(of[ASYNCHRONOUS]["lag_1"][0]).loc[8] == 32.0
+    path = paths.run_timing(f"{COLOCATE}/one/1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
+    assert core_seconds(of[COLOCATE]["one"][1]).loc[8] == 16.0  # of a GPU its seconds
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cpu"}))
     table = curves_table(read_runs(study, COLOCATE))
     columns = ["arm", "seed", "step", "answer_reward", "format_reward", "response_length", "token_entropy", "gradient_norm"]
     assert [*table.columns] == [*columns, "core_seconds"] and len(table) == 8
@@ -380,6 +415,7 @@ def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_en
         ("a", 1): ([0.1, 0.4, 0.8], [0.0, 20.0, 60.0]),  # the mean, .1, .3, .7, is at .4 a quarter of the way from 4 to 8
         ("early", 0): ([0.1, 0.5], [0.0, 10.0]),  # it keeps .5
         ("early", 1): ([0.1, 0.1, 0.5], [0.0, 10.0, 20.0]),  # the mean, .1, .3, .5, is at .4 half of the way
+        ("never", 0): ([0.3, 0.1], [0.0, 10.0]),
     }
     rows = [
         {"arm": arm, "seed": seed, "step": 4 * place, "answer_reward": reward, "core_seconds": seconds}
@@ -388,6 +424,8 @@ def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_en
     ]
     found = reach(pd.DataFrame(rows), ["a", "early"], {("a", 0)})
     assert [[*one.values()] for one in found] == [["a", 0.4, 5.0, 15.0], ["early", 0.4, 6.0, 12.5]]
+    assert [*reach(pd.DataFrame(rows), ["a", "never"], set())[1].values()] == ["never", 0.4, None, None]
+    assert reach(pd.DataFrame(rows), ["never"], set()) == [], "no arm rises"
     assert reach(pd.DataFrame(rows), ["a"], set())[0]["core_seconds"] == 22.5  # 15 + (45 - 15) / 4
 
 

@@ -60,6 +60,8 @@ def labels(method: str = "grpo", **arms: dict[str, Any]) -> list[str]:
         ),
         ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["no advantage", "advantage `mine:ranks`"]),
         ({"a": {"overlong_buffer": None}, "b": {"overlong_buffer": 4}}, ["no overlong buffer", "overlong buffer 4"]),
+        ({"a": {"n_grpo_steps": 8}, "b": {"n_grpo_steps": 16}}, ["8 steps", "16 steps"]),
+        ({"a": {"keep_steps": [1]}, "b": {}}, ["a", "b"]),  # it changes no reward
         ({"plain": {}, "twin": {}}, ["plain", "twin"]),  # nothing differs: the names are all there is
         ({"alone": {}}, ["GRPO, 1 epoch × 64"]),
     ],
@@ -117,6 +119,9 @@ ON_OTHER_PROBLEMS["arms"][1]["below"] = {"value": -0.2, "low": -0.3, "high": -0.
     [
         (experiment("a", "a", a=None, b=0.06, c=-0.1), "a ends at 0.800 (0.750 to 0.850), all others lower"),  # c: a rate
         (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is higher"),
+        (experiment("b", "a", a=None, b=0.0), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, may be higher"),
+        (experiment("a", "a", a=None, b=0.0), "a ends at 0.800 (0.750 to 0.850); open against b"),
+        (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)"),  # no others
         (ON_OTHER_PROBLEMS, "a ends at 0.800 (0.750 to 0.850); below b"),
     ],
 )

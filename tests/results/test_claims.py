@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import report_parts
 from pydantic import TypeAdapter
-from report_parts import run, solved, write_run
+from report_parts import each, run, solved, write_run
 from scipy import stats
 from study_parts import ROOT, study_named, with_values
 
@@ -39,6 +39,7 @@ ENDS = {  # final rewards of arms; all others end at .6
     "rank_1-rate_2": 0.61,
     "rank_1-rate_5": 0.2,
 }
+GROUPS = {"rollout_batch_size": 64, "group_size": 8}
 LOW_RANK = ENDS | {"rank_1-rate_same": 0.1, "rank_1-rate_2": 0.2, "rank_1-rate_5": 0.1}
 
 
@@ -96,6 +97,25 @@ def test_a_fall_counts_by_how_often_chance_could_have_shown_it(evaluations: int,
     assert has_collapsed(made) is collapsed
 
 
+@pytest.mark.parametrize(
+    ("rewards", "options", "collapsed"),
+    [
+        ([0.0, 0.6, 0.3], {}, False),  # half of its best is not below half
+        ([0.0, 0.6, 0.29], {}, True),
+        ([each(-1.0), each(-3.0)], {}, False),  # below nothing there is no half
+        ([0.0, 0.1], {"steps": 8, "train/answer_reward": 0.9}, False),  # of no groups: as of SFT
+        ([0.0, 0.1], {"steps": 8, "train/answer_reward": float("nan"), "values": GROUPS}, False),  # not measured
+        ([0.0, 0.1], {"steps": 8, "train/answer_reward": 0.9, "values": GROUPS}, True),
+    ],
+)
+def test_what_has_collapsed(rewards: list[Any], options: dict[str, Any], collapsed: bool) -> None:
+    made = run("a", rewards, **options)
+    assert has_collapsed(made) is collapsed
+    if "train/answer_reward" in options:  # an own reward may have any size
+        history = made.history.rename(columns={"train/answer_reward": "train/reward"})
+        assert not has_collapsed(replace(made, metric="reward", history=history))
+
+
 # ---------------------------------------------------------------------------------------------------- published claims
 
 
@@ -128,6 +148,9 @@ def test_what_a_generated_model_shows_by_design_is_marked_as_that(study: Study, 
     assert {verdict.id for verdict in judge_claims(study) if verdict.by_design} == {"prompt"}
     of_hub = judge_claims(with_values(study, {"models.main.source": "hub"}))
     assert not any(verdict.by_design for verdict in of_hub)
+    own = claims({"arm": "6e-4", "beats": "1e-4", "by": 0.05, "by_design": "as asked"})
+    of_hub = judge_claims(with_values(study, {"models.main.source": "hub", "claims": own_claims(own, study.experiments)}))
+    assert [verdict.by_design for verdict in of_hub if verdict.by_design] == ["as asked"], "what its author says stays"
 
 
 def test_short_runs_test_no_claim_about_later_steps(study: Study, write: Callable[..., None]) -> None:

@@ -174,3 +174,17 @@ def test_evaluations_on_other_problems_than_the_last_ones_are_alike(workdir: Pat
     Path("data/runs/grpo_learning_rate/a/0/outcomes.jsonl").write_text(lines)
     with pytest.raises(UserError, match=r"outcomes\.jsonl: damaged"):
         read_run(*OF_RUN)
+
+
+def test_all_evaluations_are_of_one_reward(workdir: Path) -> None:
+    """The study's own, if they have it."""
+    written({"last_problems": 4, "selection_problems": 2})
+    folder = Path("data/runs/grpo_learning_rate/a/0")
+    lines = [json.dumps({"answer_reward": [1.0] * 4} | own) + "\n" for own in ({}, {"reward": [0.5] * 4})]
+    (folder / "validation.csv").write_text("step,val/reward\n0,0.5\n1,0.5\n")
+    (folder / "outcomes.jsonl").write_text(2 * lines[1])
+    found = read_run(*OF_RUN)
+    assert (found.metric, found.end) == ("reward", 0.5)
+    (folder / "outcomes.jsonl").write_text("".join(lines))
+    with pytest.raises(UserError, match=r"evaluations of different rewards \(answer_reward, reward\)"):
+        read_run(*OF_RUN)

@@ -89,11 +89,17 @@ def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
         ((0.1, 0.5, 0.6), {}, ("high", "high", "middle"), "leads by 0.100, standard error 0.067"),
         ((0.1, 0.5, 0.2), {"pinned": "high"}, ("high", "middle", "high"), "pinned by hand .* without that, middle would win"),
         ((0.2, 0.5, 0.9), {"diverged": ("high",)}, ("middle", "middle", "low"), ".*; left out because a run collapsed: high"),
+        (
+            (0.2, 0.5, 0.9),
+            {"diverged": ("low", "high")},
+            ("middle", "middle", None),
+            "the only arm that may win; left out .*: low",
+        ),
         ((0.2, 0.5, 0.3), {"diverged": tuple(RATES)}, ("middle", "middle", "high"), "leads by 0.200"),  # the best still wins
     ],
 )
 def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
-    study: Study, shares: tuple[float, ...], changes: dict[str, Any], found: tuple[str, ...], reason: str
+    study: Study, shares: tuple[float, ...], changes: dict[str, Any], found: tuple[str | None, ...], reason: str
 ) -> None:
     ends = dict(zip(RATES, shares, strict=True))
     diverged = changes.get("diverged", ())

@@ -25,9 +25,9 @@ from grpo.commands.verify import _unlike_record
 from grpo.common.files import write_json
 from grpo.reporting.record import record_of
 from grpo.results.claims import judge_claims
-from grpo.results.intervals import difference_of, interval_of_mean, mean_of_any, mean_over_problems, wilson_interval
+from grpo.results.intervals import difference_of, interval_of_mean, mean_of, mean_of_any, mean_over_problems, wilson_interval
 from grpo.results.outcomes_file import write_outcomes
-from grpo.results.runs import ExperimentRuns, NotMeasured, Run, by_arm
+from grpo.results.runs import Arm, ExperimentRuns, NotMeasured, Run, by_arm, identical
 from grpo.results.verdicts import (
     DECIDED,
     DOES_NOT_HOLD,
@@ -39,6 +39,7 @@ from grpo.results.verdicts import (
     Verdict,
     comparison,
     decide,
+    decide_by,
     judge,
     level,
 )
@@ -76,6 +77,10 @@ def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
         (-0.06, 0.04, DOES_NOT_HOLD, "open"),  # not above by 0.05, whatever else
         (-0.2, -0.06, DOES_NOT_HOLD, "lower"),
         (-0.2, 0.2, OPEN, "open"),
+        (0.05, 0.2, OPEN, "open"),  # an end on a margin lies on no side of it
+        (-0.2, 0.05, OPEN, "open"),
+        (-0.05, 0.04, DOES_NOT_HOLD, "open"),
+        (-0.2, -0.05, DOES_NOT_HOLD, "open"),
     ],
 )
 def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, high: float, expected: str, word: str) -> None:
@@ -102,10 +107,37 @@ def test_a_run_that_was_evaluated_once_does_not_move() -> None:
     assert verdict(arms).verdict == DOES_NOT_HOLD
 
 
+def test_arms_of_one_name_in_two_experiments_are_paired_by_the_seeds_that_both_have() -> None:
+    """Their numbers of steps may differ; nothing has collapsed at the start."""
+    ends = ending("a", 0.7, 0.8, 0.1, before=0.7), ending("a", 0.5, 0.4, before=0.7, steps=32)
+    assert not identical(ends[0], ends[0][:2])
+    first, second = (Arm(name, "a", of, [of[-1].name]) for name, of in zip("ef", ends, strict=True))
+    claim: AnyClaim = TypeAdapter(AnyClaim).validate_python({"experiment": "e", "arm": "a", "not_below": "f/a", "by": 0.05})
+    found = judge(claim.model_copy(update={"at": "last_step"}), first, second)
+    assert found.pairs is not None and found.pairs.seeds == [0, 1]
+    assert found.interval is not None and found.interval["value"] == pytest.approx(0.3)
+    assert found.measured.startswith("e/a 0.533 (1 of 3 runs collapsed), f/a 0.450 (1 of 2 runs collapsed); difference 0.300")
+    assert "collapsed" not in judge(claim.model_copy(update={"at": "start"}), first, second).measured
+
+
+def test_a_ratio_to_nothing_and_one_beyond_all_numbers_are_finite() -> None:
+    """A level of zero counts as 1e-8; the end of an interval is at most exp(700)."""
+    arms = [
+        [replace(one, history=one.history.assign(m=m)) for one in ending(arm, 0.5, 0.6)] for arm, m in (("a", 1.0), ("b", 0.0))
+    ]
+    found = verdict(arms, metric="m", by=1.25, at="late")
+    assert found.interval == pytest.approx(dict.fromkeys(("value", "low", "high"), 1e8)) and found.pairs is not None
+    assert " times that of b" in found.measured
+    claim: AnyClaim = TypeAdapter(AnyClaim).validate_python({"arm": "a", "beats": "b", "by": 1.25, "metric": "m", "at": "late"})
+    wide = decide_by(claim, [replace(found.pairs, differences=np.array([[600.0], [-600.0]]))])
+    assert wide.verdict == OPEN and wide.interval is not None and wide.interval["high"] == math.exp(700) == wide.could_see
+
+
 @pytest.mark.parametrize(
     ("a", "b", "claim", "message"),
     [
         (ending("a", 0.5, 0.5), ending("b", 0.5, 0.5), {}, "identical results"),
+        (ending("a", 0.5, 0.5), ending("a", 0.5, 0.5), {"beats": "a"}, "is both arms"),
         (ending("a", 0.5, 0.6), ending("b", 0.5, 0.5, steps=32), {}, "different numbers of steps"),
         (ending("a", 0.6), ending("b", 0.5), {"metric": NORM, "by": 1.25, "at": "late"}, "two or more"),  # seeds
     ],
@@ -121,6 +153,9 @@ def test_a_level_needs_two_values() -> None:
         level(one, "such_metric", "end")
     with pytest.raises(NotMeasured, match="fewer than two values"):
         level(one, NORM, "end", last=1)
+    twice = replace(one, history=one.history[:4].assign(step=[1, 1, 2, 2], m=[1.0, 3.0, 5.0, 9.0]))  # two updates a step
+    found = {at: level(twice, "m", at) for at in ("start", "throughout", "end", "peak")}
+    assert found == {"start": 2.0, "throughout": 4.5, "end": 7.0, "peak": 9.0} and level(one, NORM, "end", last=2) == 1.0
 
 
 def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
@@ -147,6 +182,9 @@ def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
         verdict(arms, **nearer, at="late")
     with pytest.raises(NotMeasured, match="no kl/per_token"):
         verdict(arms, **nearer | {"metric": "kl/per_token"})
+    for lacking in (ending("c", 0.8, 0.6), [replace(one, seed=one.seed + 5) for one in arms[0]]):  # an arm, and runs
+        with pytest.raises(NotMeasured, match="no val/old_task_reward"):
+            verdict([lacking, arms[1]], arm=lacking[0].arm, metric="val/old_task_reward")
 
 
 # ------------------------------------------------------------------------------------------------------- random studies
@@ -301,6 +339,15 @@ def test_mean_over_problems_by_hand() -> None:
     three = mean_over_problems([0.2, 0.4, 0.6])  # a standard deviation of .2, and t with two degrees of freedom
     assert (three["low"], three["high"]) == (0.0, pytest.approx(0.4 + 4.3027 * 0.2 / 3**0.5, rel=1e-4))
     assert mean_over_problems([1.0, 1.0]) == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 2}
+    with pytest.raises(ValueError, match="at least two problems"):
+        mean_over_problems([1.0])
+
+
+def test_intervals_of_rewards_end_where_rewards_do() -> None:
+    """One run a table: half the width is 2.776 of .0636, or of .045."""
+    none, all_right = np.zeros((1, 50)), np.ones((1, 50))
+    ends = [difference_of(none, all_right), difference_of(all_right, none), mean_of(all_right), mean_of(none)]
+    assert [one.high for one in ends[::2]] == [1.0, 1.0] and [one.low for one in ends[1::2]] == [-1.0, 0.0]
 
 
 def test_a_sum_that_is_no_whole_number_lies_between_its_neighbours() -> None:
@@ -311,5 +358,6 @@ def test_a_sum_that_is_no_whole_number_lies_between_its_neighbours() -> None:
 
 def test_an_interval_of_a_mean_is_wilsons_for_shares_and_normal_for_other_numbers() -> None:
     assert interval_of_mean([1.0, 0.0, 0.0, 1.0]) == wilson_interval(2, 4)
+    assert interval_of_mean([0.0, 2.0]) == pytest.approx((1 - 1.95996 / 2**0.5, 1 + 1.95996 / 2**0.5), abs=1e-4)
     low, high = interval_of_mean([-3.0, -1.0])  # a standard deviation of 1, and 1.96 standard errors
     assert (low, high) == (pytest.approx(-2 - 1.95996 / 2**0.5, abs=1e-4), pytest.approx(-2 + 1.95996 / 2**0.5, abs=1e-4))

@@ -176,6 +176,10 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     best = beyond_controls(study, {"controls": ExperimentRuns("controls", judged)}, ("", ""))["beyond"][-1]
     assert (best["at"], best["value"]) == (pytest.approx(10 / 80), pytest.approx(30 / 80))  # 10 and 40 of the other 80
     assert f"Beyond the form's reward alone ({form:.3f}): {0.6 - form:.3f} (" in render("beyond.md.j2", controls=found)
+    write_text(paths.BASELINE / "plain.jsonl", json.dumps({"problem": "p/3", "answer_reward": 0.0}) + "\n")
+    only = changed(study, controls=["best_prompt"])
+    found = beyond_controls(only, {"own": ExperimentRuns("own", {"a": judged["full_reward"]})}, ("own", "a"))
+    assert (found["experiment"], found["arm"], found["beyond"]) == ("own", "a", []), "no problem that judges was answered"
     nothing = {arm: [run(arm, [0.6, 0.6], seed, "controls") for seed in (0, 1)] for arm in arms}
     none = beyond_controls(study, {"controls": ExperimentRuns("controls", nothing)}, ("", ""))
     assert render("beyond.md.j2", controls=none).strip().endswith("no gain to explain.")

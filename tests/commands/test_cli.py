@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,52 @@ def test_missing_pieces_are_named(project: Path, grpo: Grpo, args: tuple[str, ..
     code, _, error = grpo(*args)
     assert code == 2 and message in error and "Traceback" not in error
     assert not (project / "data").exists() and not (project / "reports").exists()
+
+
+OWN_ROWS = """
+extends: smoke
+experiments: {only: [grpo_learning_rate]}
+tasks: {main: {use: dataset, question: q, answer: a, verify: exact, files: {train: train.jsonl, validation: held.jsonl}}}
+models: {main: {source: local, path: model}}
+sft_datasets: {}
+evaluation: {problems: 2, last_problems: 4, selection_problems: 1, zero_shot_problems: 4, best_of_n: {problems: 4}}
+"""
+
+
+@pytest.fixture
+def own_rows(project: Path) -> Path:
+    """A study file on 8 rows to train on, of which one has no answer and two are also among the 5 for validation."""
+    asked = [*(f"train {n}?" for n in range(6)), "held 0?", "held 1?"]
+    rows = {"train": [{"q": q, "a": "" if q == "train 2?" else "2"} for q in asked]}
+    rows["held"] = [{"q": f"held {n}?", "a": "2"} for n in range(5)]
+    for name, lines in rows.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = project / "studies/own.yaml"
+    file.write_text(OWN_ROWS.replace("use: dataset,", "use: dataset, skip_unusable: true, drop_overlap: true,"))
+    return file
+
+
+def test_what_is_left_out_of_a_file_is_counted_and_said(own_rows: Path, grpo: Grpo) -> None:
+    assert grpo("study", "use", "own", "--force")[0] == 0
+    code, said, error = grpo("dataset", "main")
+    assert code == 0, error
+    skipped, overlap, made = said.splitlines()
+    assert re.match(r"train: 1 rows cannot be used and are skipped; the first: \S*train\.jsonl:3: ", skipped)
+    assert overlap == "train: 2 questions are also validation questions and are left out"
+    assert made == "data/dataset/main: 5 training and 5 validation problems"
+
+
+@pytest.mark.parametrize("key", ["last_problems", "zero_shot_problems", "best_of_n: {problems"])
+def test_too_few_rows_are_refused_by_the_check_as_by_the_stage(own_rows: Path, grpo: Grpo, key: str) -> None:
+    """There are 5."""
+    text, name = own_rows.read_text(), "evaluation." + key.replace(": {", ".")
+    for asked in (5, 6):
+        own_rows.write_text(text.replace(f"{key}: 4", f"{key}: {asked}"))
+        assert grpo("study", "use", "own", "--force")[0] == 0
+        for command in (("study", "check"), ("study", "check", "own"), ("dataset", "main")):
+            code, _, error = grpo(*command)
+            told = f"error: {name}: 6 problems are asked for, but the validation split has 5. Lower it, "
+            assert (code, error.startswith(told)) == ((0, False) if asked == 5 else (2, True)), (command, error)
 
 
 def test_a_missing_model_and_one_long_question_are_refused_before_anything_is_sampled(

@@ -44,7 +44,7 @@ def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.Monke
         assert missing == {"GPUs", "packages", "disk", "model and data"}
         assert all(findings[name].remedy for name in missing) and remedy in findings["GPUs"].remedy
         assert "needs 2; torch" in findings["GPUs"].found and "sees 1" in findings["GPUs"].found
-    assert "vllm<0.33,>=0.32" in findings["packages"].remedy
+    assert "vllm<0.33,>=0.32: pip install -c constraints.txt -e '.[vllm]', " in findings["packages"].remedy
     monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.32.0"})
     assert by_name(study)["packages"].good
     own = with_values(study, {"models.main": LocalModel(source="local", path="nowhere")})

@@ -115,6 +115,11 @@ def test_a_project_is_a_repository_whose_study_all_of_dvc_can_read(monkeypatch: 
     assert all(path.startswith(("data/", "reports/")) for path in missing), missing
     listed = subprocess.run(["git", "status", "--short", "-uall"], capture_output=True, text=True, check=True).stdout
     assert "studies/my_task.py" in listed and "data/" not in listed
+    Path("data").mkdir(exist_ok=True)
+    Path("data/mine.csv").write_text("asked,solved\n?,1\n")
+    Repo().add("data/mine.csv")  # one's own data: git tracks what DVC writes, and not the file itself
+    listed = subprocess.run(["git", "status", "--short", "-uall", "data"], capture_output=True, text=True, check=True).stdout
+    assert listed.split() == ["??", "data/mine.csv.dvc"]
     targets = subprocess.run(["make"], capture_output=True, text=True, check=True).stdout
     assert "make repro" in targets
 

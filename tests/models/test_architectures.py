@@ -20,7 +20,7 @@ from learner_parts import as_rollouts, config, last_gradients, learner_of, log_p
 from learner_parts import rollout as random_rollout
 from model_parts import SIZES, TINY, TOKENIZERS, tiny_checkpoint, tiny_model
 from safetensors.torch import load_file
-from study_parts import study_named, with_values
+from study_parts import Grpo, study_named, with_values
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from grpo.common.errors import UserError
@@ -337,6 +337,39 @@ def test_no_readable_gguf(change: Callable[[Path], object], message: str, workdi
     with pytest.raises(UserError, match=message):
         make_base_model(mini_study.model_copy(update={"models": {"main": model}}), "main")
     assert not paths.model("main").exists() and not list(paths.STATE.iterdir())
+
+
+def test_a_run_trains_what_a_gguf_file_holds(workdir: Path, grpo: Grpo) -> None:
+    """`grpo run --model FILE.gguf`, its first weights are those of the file, and its last ones can be loaded."""
+    Path("models").mkdir()
+    write_gguf(Path("models/tiny.gguf"))
+    Path("sums.jsonl").write_text("".join(json.dumps({"question": f"{n}+1?", "answer": n + 1}) + "\n" for n in range(20)))
+    Path("odd.py").write_text(
+        "def odd(completion_ids, **columns):\n    return [float(sum(ids) % 2) for ids in completion_ids]\n"
+    )
+    values = [
+        "prompt=question_only",
+        "reward=odd:odd",
+        "n_grpo_steps=1",
+        "learning_rate=1e-2",
+        "rollout_batch_size=8",
+        "group_size=4",
+    ]
+    values += ["train_batch_size=8", "gradient_accumulation_steps=1", "sampling_max_tokens=4"]
+    settings = [word for value in values for word in ("--set", f"grpo.{value}")]
+    settings += ["--set", "evaluation.max_tokens=4"]
+    run = ("run", "--task", "sums.jsonl", *settings, "--model")
+    code, _, error = grpo(*run, "models/other.gguf", "--out", "none")
+    assert (
+        code == 2 and "--model models/other.gguf: no such folder. Give a folder in Hugging Face format, a GGUF file, " in error
+    )
+    code, _, error = grpo(*run, "models/tiny.gguf", "--out", "runs/try")
+    assert code == 0, error
+    theirs = AutoModelForCausalLM.from_pretrained("models", gguf_file="tiny.gguf", dtype=torch.float32).state_dict()
+    first, last = (load_model(Path("runs/try") / place).state_dict() for place in ("data/model/main", "checkpoints/last"))
+    assert all(torch.equal(first[name], weight) for name, weight in theirs.items())
+    assert any(not torch.equal(last[name], weight) for name, weight in theirs.items())
+    assert read_json(Path("runs/try/data/model/main") / ORIGIN, made_by="")["origin"].endswith("models/tiny.gguf")
 
 
 def test_a_model_on_the_hub_comes_with_its_weights_its_tokenizer_and_its_chats(

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,42 @@ def test_an_environment_without_pip_gets_it(clone: Path) -> None:
     (clone / ".venv/.installed").unlink()
     assert "installing into" in make(clone, "install", "PIP_NO_INDEX=1", "PIP_CONFIG_FILE=/dev/null", "PIP_FIND_LINKS=", code=2)
     subprocess.run([clone / ".venv/bin/python", "-m", "pip", "--version"], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "extras", "cuda", "told"),
+    [
+        (
+            "install",
+            "ray,pipeline",
+            None,
+            "CPUs. Jobs on NVIDIA GPUs need another build: rm -r .venv && UV_TORCH_BACKEND=cu130",
+        ),
+        ("dev", "dev", "13.0", "CUDA 13.0. A smaller build is for CPUs only: rm -r .venv && UV_TORCH_BACKEND=cpu"),
+    ],
+    ids=["install", "dev"],
+)
+def test_an_installation_obeys_the_pins_and_says_which_torch_it_took(
+    clone: Path, target: str, extras: str, cuda: str | None, told: str
+) -> None:
+    """Another program stands for uv: it installs nothing, and writes down what it is asked for. torch is an empty one."""
+    site = next((clone / ".venv/lib").glob("python*/site-packages"))
+    for name in ("pip", "uv", "packaging", "pydantic", "typing_", "filelock"):  # pip is slow where it finds all the others
+        for path in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
+            (site / path.name).symlink_to(path)
+    (site / "project.pth").write_text(f"{ROOT}\n")
+    for name, file, text in (("torch", "__init__", ""), ("torch", "version", f"cuda = {cuda!r}\n")):
+        (site / name).mkdir(exist_ok=True)
+        (site / name / f"{file}.py").write_text(text)
+    (site / "torch-9.8.dist-info").mkdir()
+    (site / "torch-9.8.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8\n")
+    shutil.copy(ROOT / "workflow/uv_pip.py", clone / "workflow")
+    (clone / ".venv/bin/uv").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > asked\n')
+    (clone / ".venv/bin/uv").chmod(0o755)
+    (clone / ".venv/.installed").unlink()
+    assert make(clone, target).splitlines()[-1] == f"torch 9.8 is for {told} make install"
+    asked = (clone / "asked").read_text().splitlines()
+    assert asked[:2] == ["pip", "install"] and asked[-4:] == ["--constraint", "constraints.txt", "--editable", f".[{extras}]"]
 
 
 def wheel(folder: Path, name: str, version: str = "1") -> None:

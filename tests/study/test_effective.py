@@ -205,6 +205,31 @@ def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path:
     assert {name for name, *_ in rates(mini) & rates(study)} <= own_sweep_or_own_model
 
 
+@pytest.mark.parametrize("name", ["math-h100", "math-24gb", "math-2xh100"])
+def test_a_real_study_says_that_one_rate_carries_all_its_arms(name: str) -> None:
+    study = study_named(name)
+    carried = {
+        "off-policy": {BROAD, FOCUSED, CLIP_ABLATION},
+        "colocated": {"grpo_colocate"},
+        "asynchronous": {"grpo_async_offpolicy"},
+    }
+    (said,) = [text for text in study.by_design if "One learning rate" in text]
+    assert all(kind in said for kind in carried)
+    for one in set().union(*carried.values()) & {*study.active_experiments}:
+        assert not any(key.startswith("learning_rate") for arm in study.experiments[one].arms.values() for key in arm), one
+
+
+@pytest.mark.parametrize(
+    ("name", "times"), [("mini", 0.5), *((name, 0.3) for name in ("math-h100", "math-24gb", "math-2xh100", "math-7b-8xh100"))]
+)
+def test_the_last_checkpoint_of_fine_tuning_is_trained_at_two_rates(name: str, times: float) -> None:
+    """Those of the winners before and less; a handout's question is whether it gains, which a rate too high would answer no."""
+    study = study_named(name)
+    arms = [arm for arm, values in study.experiments[SFT_INITIALIZATION].arms.items() if values.get("start_from") == START]
+    rates = {effective_run(study, SFT_INITIALIZATION, arm, 0, ON_POLICY[:1]).config.learning_rate for arm in arms}
+    assert sorted(rates) == pytest.approx([times * 1e-3, 1e-3])
+
+
 # ------------------------------------------------------------------------------------------------- what a study may say
 
 

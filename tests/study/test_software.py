@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from study_parts import ROOT, edit, study_named
 
 from grpo.common.errors import UserError
@@ -79,6 +82,17 @@ def test_pins_are_read_from_where_they_stand(other_pins: Path) -> None:
     edit("\nsympy==1.14.0\n", "\n", other_pins / "constraints.txt")
     with pytest.raises(UserError, match=r"constraints\.txt: sympy is not pinned"):
         pins(PACKAGES)
+
+
+def test_the_packages_of_an_extra_are_pinned_as_it_allows() -> None:
+    """But for vLLM, of which a range is tested, and verifiers, which wants an older openai than the pinned one."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [Requirement(each) for name, extra in extras.items() if name not in {"vllm", "verifiers"} for each in extra]
+    asked = [requirement for requirement in asked if requirement.name != "grpo-study"]
+    pinned = pins([requirement.name for requirement in asked])
+    for requirement in asked:
+        (pin,) = SpecifierSet(pinned[requirement.name])
+        assert pin.operator == "==" and requirement.specifier.contains(pin.version), requirement
 
 
 @pytest.mark.parametrize(

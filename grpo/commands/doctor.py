@@ -18,6 +18,7 @@ from grpo.study.config import MAIN, HubModel, SampledTraces
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, pins, software, torch_build, unlike_the_pins
+from grpo.tasks.build import check_local_data
 from grpo.tasks.rows import FORMATS, HubDataset, read_rows
 from grpo.tasks.sft_dataset import HubTraces
 
@@ -144,12 +145,14 @@ def _disk(study: Study) -> Finding:
 
 
 def _model_and_data(study: Study) -> Finding:
-    """Check that the files that the study names are there, that those of rows can be read, and that the Hub has the others."""
+    """Check that the files that the study names are there with enough problems, and that the Hub has the others."""
     name, files = "model and data", [*study.named_files.values()]
     try:
         for path in files:
             if Path(path).suffix in FORMATS:
                 read_rows(path, "tasks")
+        for task in study.tasks:
+            check_local_data(study.task(task), study.needed_problems(task))
     except UserError as error:
         return Finding(name, False, reason(error), "The stage `dataset` reads the same.")
     if missing := [path for path in files if not Path(path).exists()]:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -60,9 +61,11 @@ def require_extra(package: str, extra: str, what: str) -> None:
 
 def pip_install(extra: str) -> str:
     """The command that installs an extra of this package: of a checkout, in whose folder it runs, or of the wheel."""
-    in_checkout = (Path(__file__).resolve().parents[2] / "pyproject.toml").exists()
-    pinned = "-c constraints.txt " * (extra != "verifiers")  # which needs an older openai than the pinned one
-    return f"pip install {pinned}-e '.[{extra}]'" if in_checkout else f"pip install 'grpo-study[{extra}]'"
+    package = Path(__file__).resolve().parents[1]
+    in_checkout = (package.parent / "pyproject.toml").exists()
+    constraints = "constraints.txt" if in_checkout else shlex.quote(str(package / "shipped/constraints.txt"))
+    pinned = f"-c {constraints} " * (extra != "verifiers")  # which needs an older openai than the pinned one
+    return f"pip install {pinned}" + (f"-e '.[{extra}]'" if in_checkout else f"'grpo-study[{extra}]'")
 
 
 def is_import_path(name: str) -> bool:

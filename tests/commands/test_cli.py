@@ -104,10 +104,11 @@ def test_too_few_rows_are_refused_by_the_check_as_by_the_stage(own_rows: Path, g
     for asked in (5, 6):
         own_rows.write_text(text.replace(f"{key}: 4", f"{key}: {asked}"))
         assert grpo("study", "use", "own", "--force")[0] == 0
+        told = f"{name}: 6 problems are asked for, but the validation split has 5. Lower it, "
         for command in (("study", "check"), ("study", "check", "own"), ("dataset", "main")):
             code, _, error = grpo(*command)
-            told = f"error: {name}: 6 problems are asked for, but the validation split has 5. Lower it, "
-            assert (code, error.startswith(told)) == ((0, False) if asked == 5 else (2, True)), (command, error)
+            assert (code, error.startswith(f"error: {told}")) == ((0, False) if asked == 5 else (2, True)), (command, error)
+        assert (f"MISSING model and data: {told}" in grpo("doctor")[1]) == (asked == 6)
 
 
 def test_a_missing_model_and_one_long_question_are_refused_before_anything_is_sampled(

@@ -81,7 +81,7 @@ def test_files_of_problems_are_read_and_those_of_a_mixture_too(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     there = tmp_path / "there.jsonl"
-    there.write_text('{"question": "1 + 1", "answer": "2"}\n' * 5)
+    there.write_text("".join(f'{{"question": "{i} + 1", "answer": "{i + 1}"}}\n' for i in range(3000)))
     for file, told in ((there, None), (tmp_path / "nothing.jsonl", "nothing.jsonl: no such file.")):
         files = {"train": f"{file}[:80%]", "validation": f"{file}[80%:]"}
         task = {"use": "dataset", "question": "question", "answer": "answer", "files": files}

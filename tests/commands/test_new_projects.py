@@ -190,6 +190,11 @@ def test_a_project_from_the_wheel_runs_to_its_report(python: Path, tmp_path: Pat
 
     where = run(str(python), "-P", "-c", "import grpo; print(grpo.__file__)", folder=tmp_path)
     assert where.startswith(str(python.parents[1]))
+    install = run(
+        str(python), "-P", "-c", "from grpo.common import imports as i; print(i.pip_install('vllm'))", folder=tmp_path
+    )
+    constraints = install.split()[3]
+    assert "torch==" in Path(constraints).read_text() and install == f"pip install -c {constraints} 'grpo-study[vllm]'\n"
     assert "make repro" in run("grpo", "init", "lab", folder=tmp_path)
     file = tmp_path / "lab/studies/first.yaml"
     shorter = {"steps: 1200": "steps: 40", "n_grpo_steps: 40": "n_grpo_steps: 2", "every: 8": "every: 1", "[0, 1, 2]": "[0, 1]"}

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,15 @@ def test_an_installation_obeys_the_pins_and_says_which_torch_it_took(
     assert make(clone, target).splitlines()[-1] == f"torch 9.8 is for {told} make install"
     asked = (clone / "asked").read_text().splitlines()
     assert asked[:2] == ["pip", "install"] and asked[-4:] == ["--constraint", "constraints.txt", "--editable", f".[{extras}]"]
+
+
+def test_an_image_has_all_that_an_installation_reads() -> None:
+    """It is installed before the code is copied; a file that lacks there ends the build."""
+    before, _, _ = (ROOT / "Dockerfile").read_text().partition("RUN make install")
+    copied = {name for line in before.splitlines() if line.startswith("COPY ") for name in line.split()[1:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packed = {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"], project["project"]["readme"]}
+    assert packed | {"Makefile", "constraints.txt", "pyproject.toml", "workflow", "grpo/__init__.py"} <= copied
 
 
 def wheel(folder: Path, name: str, version: str = "1") -> None:

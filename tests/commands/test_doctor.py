@@ -98,6 +98,17 @@ def test_the_command_ends_with_2_where_something_is_missing(study: str, code: in
     assert ("MISSING" in said) == bool(code)
 
 
+def test_what_is_merely_unknown_ends_with_0(grpo: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setenv("PATH", str(workdir))
+    (workdir / "sbatch").touch(mode=0o755)
+    params = activate("mini", workdir)
+    params.write_text(params.read_text().replace("\n  device: cpu", "\n  device: cuda"))
+    code, said, told = grpo("doctor")
+    assert code == 0 and said.count("\nunknown ") == 2 and "MISSING" not in said, said + told
+
+
 def test_gpus_are_those_of_the_largest_stage() -> None:
     needed = {"math-7b-8xh100": 8, "math-2xh100": 2, "math-h100": 1, "math-24gb": 1, "gsm8k": 1, "mini": 0}
     assert {name: doctor.gpus_needed(study_named(name)) for name in needed} == needed

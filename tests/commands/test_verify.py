@@ -109,6 +109,9 @@ def test_a_changed_score_is_found_in_what_follows_from_it_and_in_data(study: Stu
     assert f"{SWEEP}/3e-4/1: last" in places  # it is not what the run folder says
     of_mean = places[f"experiments/{SWEEP}/arms/1/value"]
     assert abs(float(of_mean.written) - float(of_mean.recomputed)) == pytest.approx(1 / 300)  # one of 3 x 100 scores
+    whole = np.where(scores == 1, 10.0, -2.0)  # of an own reward
+    paths.OUTCOMES.write_text(text.replace(scores_of(scores), scores_of(whole)))
+    assert [*rows_of_file(paths.OUTCOMES)[f"{SWEEP}/3e-4/1"]["last"]] == [*whole]
 
 
 def test_the_command_says_what_it_found(study: Study, grpo: Callable[..., tuple[int, str, str]]) -> None:

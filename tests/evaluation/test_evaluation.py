@@ -15,6 +15,7 @@ import pytest
 from study_parts import activate, changed
 
 from grpo import evaluate_vllm, question_only_reward_fn
+from grpo.commands import stages
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import best_of_n, evaluator
@@ -188,7 +189,8 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
     file.write_text("".join(json.dumps(row) + "\n" for _ in range(3)))
     assert entry_of_file(file)["use"] == use
     sampling = mini_study.evaluation.best_of_n.model_copy(update={"problems": 2, "samples": 2, "n": [1, 2], "prompts": []})
-    study, prompts = changed(mini_study, evaluation={"best_of_n": sampling}), ["question_only"]
+    prompts = ["question_only"]
+    study = changed(mini_study, evaluation={"best_of_n": sampling, "zero_shot_prompts": prompts})
     found = [
         evaluator.evaluate_file(study, file, Path(folder), prompts, measure)["question_only"]
         for folder, measure in (("one", evaluate_checkpoint), ("few", best_of_n.sample_checkpoint))
@@ -196,6 +198,10 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
     assert (found[0]["problems"], found[1]["problems"]) == (3, 2) and {*found[1]["n"]} == {"1", "2"}
     written = [json.loads(line) for line in Path("few/question_only.jsonl").read_text().splitlines()]
     assert [one["ground_truth"] for one in written] == ["2", "2"] and not paths.BEST_OF_N_METRICS.exists()
+    monkeypatch.setattr(stages, "load_study", lambda: study)
+    stages.best_of_n(file)  # also where the study itself has no such samples
+    folder = paths.EVALUATIONS / f"{project.name}-validation-best_of_n"
+    assert (folder / "question_only.jsonl").read_text().count("\n") == 2 and not paths.BEST_OF_N_METRICS.exists()
     file.write_text('{"q": "1+1", "answer": "2"}\n')
     with pytest.raises(UserError, match=r"no column for the question\. Call one so: question; there are q, answer\."):
         entry_of_file(file)

@@ -83,19 +83,24 @@ def test_a_disk_that_refuses_loses_nothing(project: Path, grpo: Grpo, command: t
         ("cpu", "training", "learner.max_tokens_per_microbatch"),
         ("cuda", "rollout", "engine.max_batch_size"),
         ("cuda", "evaluation", "evaluation.max_tokens"),
+        ("__cause__", "rollout", "engine.max_batch_size"),
+        ("__context__", "training", "learner.max_tokens_per_microbatch"),
         ("cpu", None, "a smaller model"),
     ],
 )
 def test_memory_that_runs_out_is_told_with_its_phase(
     kind: str, phase: str | None, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By torch's allocator: the processor's own exception, and a GPU's as it is worded."""
+    """By torch's allocator: the processor's own exception, and a GPU's as it is worded, also below that of the run."""
     if kind == "cpu":
         with pytest.raises(RuntimeError) as caught:
             torch.empty(2**60, dtype=torch.uint8)
         error: BaseException = caught.value
     else:
         error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 23.6 GiB.")
+    if kind.startswith("__"):
+        exhausted, error = error, RuntimeError("the engine has ended")
+        setattr(error, kind, exhausted)
     if phase:
         error.add_note(f"{IN_PHASE}{phase}")
 

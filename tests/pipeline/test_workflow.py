@@ -188,15 +188,52 @@ def test_two_people_of_a_group_may_share_a_folder(repo: Path, monkeypatch: pytes
         assert (repo / ".stamps/running.lock").stat().st_mode & 0o020
 
 
-@pytest.mark.parametrize(("name", "kept"), [("dvc", True), ("sleep", False)])
-def test_files_are_busy_while_a_dvc_has_them(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool) -> None:
-    """In a new container the ids of the last one belong to other programs."""
+@pytest.mark.parametrize(("name", "length", "kept"), [("dvc", None, True), ("sleep", None, False), ("dvc", -1, False)])
+def test_files_are_busy_while_a_dvc_has_them(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, length: int | None, kept: bool
+) -> None:
+    """In a new container the ids of the last one belong to other programs. A file that is not whole is of a killed DVC."""
     with subprocess.Popen([name, "60"], executable=shutil.which("sleep")) as process:
         entry = {"pid": process.pid, "cmd": "dvc --wait-for-lock repro"}
-        (repo / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repo / "report.txt"): entry}, "read": {}}))
+        (repo / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repo / "report.txt"): entry}, "read": {}})[:length])
         planned(repo, monkeypatch)
         process.kill()
     assert (repo / ".dvc/tmp/rwlock").exists() is kept
+
+
+OF_SNAKEMAKE = """
+import signal, sys
+def end(signum, frame):
+    open("came", "a").write(signal.Signals(signum).name)
+    sys.exit(7)
+for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(signum, end)
+open("started", "w")
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "told", "came"),
+    [([], ["SIGINT"], "SIGINT"), ([], ["SIGHUP"], "SIGHUP"), (["nohup"], ["SIGHUP", "SIGTERM"], "SIGTERM")],
+    ids=["Ctrl-C", "terminal closed", "nohup"],
+)
+def test_make_repro_passes_on_what_it_is_told(tmp_path: Path, start: list[str], told: list[str], came: str) -> None:
+    """Told alone, it ends as Snakemake does, for which another program stands here."""
+    (tmp_path / "logs").mkdir()
+    code = "import sys, repro; repro.SNAKEMAKE = [sys.executable, '-c', sys.argv[1]]; sys.exit(repro.run_snakemake())"
+    with subprocess.Popen(
+        [*start, sys.executable, "-c", code, OF_SNAKEMAKE], cwd=tmp_path, env=environment(PYTHONPATH=f"{ROOT}:{ROOT}/workflow"),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        wait_for((tmp_path / "started").exists)
+        status = Path(f"/proc/{process.pid}/status")
+        wait_for(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+        for name in told:
+            process.send_signal(signal.Signals[name])
+        text, _ = process.communicate(timeout=30)
+    assert (process.returncode, (tmp_path / "came").read_text()) == (7, came), text
+    assert "Traceback" not in text
 
 
 FULL, READ_ONLY, MINE = "The disk or your quota is full.", "It lies on a disk", "You may not write it."

@@ -165,6 +165,11 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
     (folder,) = Path("replicates").glob("*-seeds-7")
+    with pytest.raises(UserError, match="its pipeline ended with code 3"):
+        replicate.replicate([7], 0)
+    (anew,) = Path("replicates").glob("*-seeds-7-base-0")  # zero, too, is a base seed
+    models = [load_study(of / "params.yaml").models["main"] for of in (folder, anew)]
+    assert [getattr(model, "seed", None) for model in models] == [1, 0]
     there = json.dumps(record("b", x=DOES_NOT_HOLD))
     write_pairs(Path("their_pairs"), {claim: Pairs("a", "b", [7], np.full((1, 9), 0.5), np.empty((1, 0)), "of seed 5")})
     files = {"record.json": there, "pairs.csv": Path("their_pairs").read_text()}

@@ -96,6 +96,7 @@ def test_a_verdict_in_words() -> None:
     assert found.measured.startswith("a 0.540 (2 of 5 runs collapsed), b 0.500; difference 0.040 (")
     found = verdict([ending("a", *[0.7] * 3, before=0.7), ending("b", *[0.5] * 3, before=0.3)])
     assert found.verdict == NOT_TESTED and "still moving: between the last two evaluations" in found.reason
+    assert verdict([ending("a", *[0.7] * 3, before=0.7), ending("b", *[0.5] * 3, before=0.3)], at="last_step").verdict == HOLDS
 
 
 def test_a_run_that_was_evaluated_once_does_not_move() -> None:

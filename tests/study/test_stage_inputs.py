@@ -319,6 +319,24 @@ def test_own_code_counts_whichever_arm_names_it(
     assert changed(before, written(study)) == {name}
 
 
+def test_code_edited_while_a_stage_trains_is_refused(mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "grpo_learning_rate"
+    for file in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
+        shutil.copy(ROOT / file, workdir)
+    monkeypatch.setattr(paths, "ROOT", workdir)
+    for room in ROOMS:
+        write_text(workdir / "grpo" / room / "code.py", "")
+    written(mini_study)
+    monkeypatch.setenv("DVC_STAGE", f"train@{name}-on_policy")
+    require_recorded_inputs(mini_study, name)
+    write_text(workdir / "grpo/learner/code.py", "edited = True")
+    with pytest.raises(UserError, match=f"code .*{name}.json"):
+        require_recorded_inputs(mini_study, name)
+    monkeypatch.delenv("DVC_STAGE")
+    require_recorded_inputs(mini_study, name)  # a run by hand
+    code_of_rooms.cache_clear()
+
+
 @pytest.fixture
 def of_each_kind(mini_study: Study) -> Study:
     """With an experiment for each method, for the keyword task and for asynchronous runs."""

@@ -37,8 +37,9 @@ def how_to_restore_checkpoint(folder: Path) -> str:
 def _output_and_stage(folder: Path) -> tuple[Path, str]:
     """The DVC output of a checkpoint, and the stage that makes it; an empty stage outside the study's outputs."""
     place = from_here(folder)
-    if place.parent == paths.MODELS:
-        return place, f"model@{place.name}"
+    if paths.MODELS in place.parents:
+        task = place.relative_to(paths.MODELS).parts[0]
+        return paths.MODELS / task, f"model@{task}"
     if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 3:
         run = "/".join(place.relative_to(paths.CHECKPOINTS).parts[:3])
         return paths.CHECKPOINTS / run, paths.stage_of_run(run)

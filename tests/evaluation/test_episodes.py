@@ -94,6 +94,14 @@ def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: 
     ((start, end),) = completion.observations
     assert completion.token_ids[start - 1] == other
     assert chats.decode(completion.token_ids[start:end]).startswith("<|im_end|>\n<|im_start|>tool\n42<|im_end|>")
+    # A longer answer is cut so that this token has room, too. Of 42, which the tokenizer knows, one token; else one per digit.
+    for most, answer in ((end - start + 4, "98760"), (end - start + 3, "9876"), (end - start + 2, "987")):
+        task = task_of("Calculator", max_observation_tokens=most)
+        turns = [CALL.format("multiply", '{"a": 12345, "b": 8}'), "42"]
+        longer = played(chats, task, turns, end=other)[0].completion
+        ((first, last),) = longer.observations
+        assert longer.episode is not None and longer.episode.messages[1] == ("tool", answer)
+        assert last - first == most and longer.token_ids[first] == chats.end_of_turn_id
 
 
 PLAIN = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"

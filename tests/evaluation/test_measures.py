@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from study_parts import changed, entry
 from training_parts import NoMlflow
 
@@ -91,7 +92,11 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
     assert [far[name]["value"] for name in FORWARD] == pytest.approx([forward.mean()] * 2)
 
 
-def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
+def test_it_is_measured_again_with_the_same_result(study: Study, tokenizer: Any) -> None:
+    for file in Path().rglob("model.safetensors"):  # responses end early, each elsewhere
+        weights = load_file(file)
+        weights["model.embed_tokens.weight"][tokenizer.eos_token_id] *= 40
+        save_file(weights, file)
     study = changed(study, evaluation={"problems": 8, "max_tokens": 12})
     (paths.CHECKPOINTS / NAME / "other").mkdir()
     shutil.copytree(paths.CHECKPOINTS / NAME / ARM / "3", paths.CHECKPOINTS / NAME / "other/3")
@@ -102,6 +107,10 @@ def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
     assert (paths.KL / f"{NAME}.jsonl").read_bytes() == written
     assert json.loads((paths.KL_REPORTS / f"{NAME}.json").read_text())["arms"] == found
     assert found["other"][-1]["per_token"] == found[ARM][-1]["per_token"]  # of the run that it was taken over from
+    records = [json.loads(line) for line in written.splitlines()]
+    own = {record["problem"]: record["tokens"] for record in records if record["step"] == 0}
+    assert all(record["forward_tokens"] == own[record["problem"]] for record in records)  # of the start's own responses
+    assert any(record["tokens"] != own[record["problem"]] for record in records if record["step"] == 10)
 
 
 def test_checkpoints_also_answer_the_old_task_and_the_rest_stays_as_it_is(study: Study) -> None:

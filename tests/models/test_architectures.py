@@ -3,8 +3,10 @@
 import copy
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,19 @@ from learner_parts import rollout as random_rollout
 from model_parts import SIZES, TINY, TOKENIZERS, tiny_checkpoint, tiny_model
 from safetensors.torch import load_file
 from study_parts import Grpo, study_named, with_values
+from training_parts import NoMlflow
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from grpo.common.errors import UserError
-from grpo.common.files import read_json
+from grpo.common.files import read_json, write_json
 from grpo.common.records import Rollout
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of, whole_texts
+from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.examine import examine, limited_context, traits_of
 from grpo.models.source import ORIGIN, _from_wheel
+from grpo.pretraining import base_model
 from grpo.pretraining.base_model import _batches, make_base_model, pretrain
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -201,10 +206,13 @@ def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
     assert torch.equal(*found) and found[0][5].abs().max() > 1e-3
 
 
-@pytest.mark.slow
-def test_each_seed_has_a_model_of_its_own(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_each_seed_has_a_model_of_its_own(processes: bool, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its seed is that of the section plus the run's, so they are those that one model after another would be."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    if not processes:
+        monkeypatch.setattr(base_model, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        monkeypatch.setattr(base_model, "MlflowRun", lambda *_: NoMlflow())
     study = with_values(study_named("smoke"), {"models.main.steps": 2, "models.main.one_per_seed": False, "seeds": [3, 4]})
     own = with_values(study, {"models.main.one_per_seed": True})
     make_base_model(own, "main")
@@ -237,11 +245,18 @@ def test_pretraining_takes_documents_by_length_at_a_rate_that_rises_and_falls() 
     assert ends == [tokenizer.eos_token_id] * 40
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_copied_model_keeps_its_weights_bit_by_bit(dtype: str, workdir: Path, mini_study: Study) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "key"),
+    [("float32", "dtype"), ("bfloat16", "dtype"), ("float16", "dtype"), ("bfloat16", "torch_dtype"), ("float32", None)],
+)
+def test_a_copied_model_keeps_its_weights_bit_by_bit(dtype: str, key: str | None, workdir: Path, mini_study: Study) -> None:
+    """Whether config.json names their precision by today's key, by the older one, or, in float32, not at all."""
     source = workdir / "hub"
     TOKENIZERS["like_qwen3"](source, ["What is 1 + 1?"])
     tiny_model("llama").to(getattr(torch, dtype)).save_pretrained(source)
+    saved = read_json(source / "config.json", "")
+    assert saved.pop("dtype") == dtype
+    write_json(source / "config.json", saved | ({key: dtype} if key else {}))
     weights = load_file(source / "model.safetensors")
     model = LocalModel(source="local", path=str(source))
     make_base_model(mini_study.model_copy(update={"models": {"main": model}}), "main")
@@ -252,6 +267,23 @@ def test_a_copied_model_keeps_its_weights_bit_by_bit(dtype: str, workdir: Path, 
         assert torch.equal(copied[name], weight), name
     loaded = load_model(paths.model("main")).state_dict()
     assert all(torch.equal(loaded[name], weight.float()) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "remedy"),
+    [
+        *((paths.MODELS / name, "Run `dvc repro model@main` to make it.") for name in ("main", "main/seed-4")),
+        (paths.CHECKPOINTS / "e/a/0", "Run `dvc repro train@e-a-0` to make it."),
+        (paths.CHECKPOINTS / "e/a/0/last", "Run `dvc repro train@e-a-0` to make it."),
+        (paths.CHECKPOINTS / "e/a", "Name a folder in Hugging Face format."),
+        ("elsewhere/e/a/0", "Name a folder in Hugging Face format."),
+    ],
+)
+def test_who_makes_a_missing_model_is_told(workdir: Path, folder: Path, remedy: str, absolute: bool) -> None:
+    folder = workdir / folder if absolute else Path(folder)
+    with pytest.raises(UserError, match=re.escape(f"{folder}: holds no model (config.json is missing). {remedy}") + "$"):
+        require_checkpoint(folder)
 
 
 def write_gguf(file: Path, architecture: str = "llama") -> None:

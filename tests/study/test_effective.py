@@ -362,21 +362,23 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads_and_with_the_softw
 
 
 @pytest.mark.parametrize(
-    ("prompt", "template", "date"),
+    ("prompt", "file", "template", "date"),
     [
-        ("chat", "{{ strftime_now('%d %b %Y') }}", {"chat_date": "2024-07-26"}),
-        ("chat", "{{ messages[0]['content'] }}", {}),
-        ("r1_zero", "{{ strftime_now('%d %b %Y') }}", {}),
+        ("chat", "chat_template.jinja", "{{ strftime_now('%d %b %Y') }}", {"chat_date": "2024-07-26"}),
+        ("chat", "chat_template.jinja", "{{ messages[0]['content'] }}", {}),
+        ("chat", "tokenizer_config.json", """{"chat_template": "{{ strftime_now('%Y') }}"}""", {"chat_date": "2024-07-26"}),
+        ("chat", "additional_chat_templates/tools.jinja", "{{ strftime_now('%d %b %Y') }}", {}),  # not the default
+        ("r1_zero", "chat_template.jinja", "{{ strftime_now('%d %b %Y') }}", {}),
     ],
 )
 def test_the_date_in_a_runs_chats_is_recorded(
-    mini_study: Study, workdir: Path, prompt: str, template: str, date: dict[str, str]
+    mini_study: Study, workdir: Path, prompt: str, file: str, template: str, date: dict[str, str]
 ) -> None:
     run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
     run = replace(run, config=run.config.model_copy(update={"prompt": prompt}))
-    for file in (run.model / "model.safetensors", run.train, run.validation):
-        write_text(file, "")
-    write_text(run.model / "chat_template.jinja", template)
+    for empty in (run.model / "model.safetensors", run.train, run.validation):
+        write_text(empty, "")
+    write_text(run.model / file, template)
     identity = run_identity(mini_study, run)
     assert {key: value for key, value in identity.items() if key == "chat_date"} == date
 

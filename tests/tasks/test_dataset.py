@@ -277,6 +277,9 @@ def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: 
     skipped = found.skipped("train")
     assert [row.partition(": ")[0] for row in skipped] == [f"{tmp_path}/a.jsonl:{line}" for line in (3, 5, 6)]
     assert "ground truth" in skipped[0] and "braces" in skipped[1] and "no column 'solved'" in skipped[2]
+    for verify in ("exact", "json:dumps"):  # neither needs an answer that is mathematics
+        kept = task(files=files, skip_unusable=True, verify=verify).problems("train")
+        assert [one.id for one in kept] == ["train/0", "train/2", "train/3"]
     with pytest.raises(
         UserError, match=r"^tasks\.main: the train split has no usable row; the first: .*a\.jsonl:1: no column 'problem'"
     ):

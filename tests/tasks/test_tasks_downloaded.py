@@ -114,9 +114,18 @@ def test_unusable_math_rows_are_named(tmp_path: Path, row: dict[str, Any], messa
         load(local_task(tmp_path, [math_row(7), row], [math_row(8)]))
 
 
-def test_wrong_counts(tmp_path: Path) -> None:
-    task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
-    with pytest.raises(UserError, match=r"tasks.NAME.expected.validation: 3 problems expected, but the source has 1"):
+@pytest.mark.parametrize(
+    ("train", "validation", "told"),
+    [
+        (2, 3, "validation: 3 problems expected, but the source has 1"),
+        (1, 1, "train: 1 problems expected, but the source has 2"),
+        (3, 1, "train: 3 problems expected, but the source has 2"),
+    ],
+)
+def test_wrong_counts(tmp_path: Path, train: int, validation: int, told: str) -> None:
+    counts = Counts(train=train, validation=validation)
+    task = local_task(tmp_path, [math_row(1), math_row(3)], [math_row(2)], expected=counts)
+    with pytest.raises(UserError, match=rf"tasks.NAME.expected.{told}"):
         load(task)
 
 

@@ -203,6 +203,10 @@ def _drop_pins(values: Mapping[str, Any]) -> None:
             del pinned[name]
 
 
+def _without_design(claim: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in claim.items() if key != "by_design"}
+
+
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
@@ -210,7 +214,7 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
     if "use" in changed.get("tasks", ()) or "source" in changed.get("models", ()):
         values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
         if isinstance(claims := values.get("claims"), list):
-            values["claims"] = [{**claim, "by_design": None} if isinstance(claim, dict) else claim for claim in claims]
+            values["claims"] = [_without_design(claim) if isinstance(claim, dict) else claim for claim in claims]
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")

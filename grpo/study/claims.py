@@ -41,7 +41,7 @@ class Claim(Section):
     statement: str = Field("", max_length=300)
     horizon: NonNegativeInt = 0  # the step from which on it is meant: shorter runs do not test it
     requires: Requires = Requires()
-    by_design: str | None = None  # why this model or task shows it anyway; of a published claim: a pretrained one
+    by_design: str | None = None  # why model or task show it anyway; of a published claim it counts for pretrained models
     reported: dict[str, Any] = {}  # by source
 
     def arms(self) -> list[tuple[str, str]]:

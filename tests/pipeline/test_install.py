@@ -168,7 +168,7 @@ def test_an_installation_obeys_the_pins_and_says_which_torch_it_took(
 
 
 def test_an_image_has_all_that_an_installation_reads() -> None:
-    """It is installed before the code is copied; a file that lacks there ends the build."""
+    """The image is installed before the code is copied, so a file that is missing there ends the build."""
     before, _, _ = (ROOT / "Dockerfile").read_text().partition("RUN make install")
     copied = {name for line in before.splitlines() if line.startswith("COPY ") for name in line.split()[1:-1]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -319,7 +319,10 @@ def test_own_code_counts_whichever_arm_names_it(
     assert changed(before, written(study)) == {name}
 
 
-def test_code_edited_while_a_stage_trains_is_refused(mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_edited_while_a_stage_trains_is_refused(
+    mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(code_of_rooms.cache_clear)
     name = "grpo_learning_rate"
     for file in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
         shutil.copy(ROOT / file, workdir)
@@ -334,7 +337,6 @@ def test_code_edited_while_a_stage_trains_is_refused(mini_study: Study, workdir:
         require_recorded_inputs(mini_study, name)
     monkeypatch.delenv("DVC_STAGE")
     require_recorded_inputs(mini_study, name)  # a run by hand
-    code_of_rooms.cache_clear()
 
 
 @pytest.fixture

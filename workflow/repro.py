@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
 from plan import WHAT_NEXT, make_plan, only_one_here
-from with_gpus import when_parent_dies
+from with_gpus import end_of, when_parent_dies
 
 from grpo.common.errors import UserError, reason
 from grpo.common.files import require_writable
@@ -86,7 +86,7 @@ def run_snakemake() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` has it
             signal.signal(signum, lambda signum, _: os.killpg(process.pid, signum))
-    code = process.wait()
+    code = end_of(process)
     text = LOG.read_text(errors="replace")
     if code and "CalledProcessError" not in text:
         print(text, file=sys.stderr)

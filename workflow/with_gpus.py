@@ -156,6 +156,13 @@ def tell_to_stop(command: int, log: Path | None) -> None:
             process.send_signal(signal.SIGINT)
 
 
+def end_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the exit code. ``Popen.wait`` would go on waiting after a signal that comes just before it."""
+    while (code := process.poll()) is None:
+        time.sleep(0.05)
+    return code
+
+
 def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
     """Run the command in its own process group, and end what is left of the group afterwards.
 
@@ -167,7 +174,7 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
             process_group=0, preexec_fn=before_exec,
         )  # fmt: skip
     try:
-        return process.wait()
+        return end_of(process)
     except SystemExit as told:
         tell_to_stop(process.pid, log)
         try:

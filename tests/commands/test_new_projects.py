@@ -18,7 +18,7 @@ import pytest
 from dvc.repo import Repo
 from pipeline_parts import environment, sh
 from study_parts import ROOT, shorten_quickstart
-from waiting import wait_for
+from waiting import started, wait_for
 
 from grpo.commands.init import VERSION, init, pipeline
 from grpo.commands.quickstart import OURS
@@ -58,8 +58,8 @@ def test_a_newcomer_gets_a_report_of_what_was_measured_and_none_after_ctrl_c(pro
     assert "mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///quickstart/mlflow.db" in done
 
     shorten_quickstart(project / STUDY, steps=2000)
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", "grpo", "quickstart"], cwd=project, env=environment(), **pipes) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started([sys.executable, "-m", "grpo", "quickstart"], cwd=project, env=environment(), **pipes) as process:
         rows = made / f"data/runs/{EXPERIMENT}/{min(reported)}/.0.draft/history.csv"
         wait_for(lambda: rows.exists() or process.poll() is not None, 600)
         process.send_signal(signal.SIGINT)

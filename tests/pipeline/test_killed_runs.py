@@ -24,6 +24,7 @@ from pipeline_parts import ROOT, environment, sh
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from study_parts import activate, shard_learner
+from waiting import started
 
 OFF_POLICY = {
     "epochs_per_rollout_batch": 2,
@@ -70,7 +71,7 @@ def train(folder: Path, run: tuple[str, str], code: int = 0, **options: Any) -> 
 def attempt() -> Iterator[Callable[..., dict[str, Any]]]:
     """See :func:`kill_worker.attempt`, in a process that has imported everything."""
     program = [sys.executable, ROOT / "tests/parts/kill_worker.py"]
-    with subprocess.Popen(program, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with started(program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "ready\n"
 
         def ask(folder: Path, run: tuple[str, str], signum: int = signal.SIGKILL, **how: Any) -> dict[str, Any]:
@@ -81,7 +82,6 @@ def attempt() -> Iterator[Callable[..., dict[str, Any]]]:
             return answer
 
         yield ask
-        process.kill()
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -160,7 +160,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     for command in ("git init -q", "dvc init -q", "grpo study check", "grpo training_inputs"):
         sh(folder, *command.split())
     repro = ["dvc", "repro", "--single-item", "train@grpo_learning_rate-off_policy"]
-    with subprocess.Popen(repro, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True) as process:
+    with started(repro, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True) as process:
         while not [*folder.glob("data/state/runs/grpo_learning_rate/off_policy/1/*/step-4")]:
             assert process.poll() is None
             time.sleep(0.02)
@@ -221,8 +221,7 @@ def test_a_state_of_another_configuration_is_left_alone(project, attempt, undist
 def training(folder: Path, run: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The command, which leads a group of processes, and the processes by rank, when they have saved a new state."""
     before = saved_states(folder)
-    pipe = {"stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*TRAIN, *run], cwd=folder, env=environment(), start_new_session=True, **pipe) as process:
+    with started([*TRAIN, *run], cwd=folder, env=environment(), start_new_session=True, stderr=subprocess.PIPE) as process:
         while saved_states(folder) <= before:
             assert process.poll() is None
             time.sleep(0.02)

@@ -17,7 +17,7 @@ import pytest
 from pipeline_parts import ROOT, TRAINING, environment, processes
 from ruamel.yaml import YAML
 from study_parts import activate
-from waiting import wait_for
+from waiting import started, wait_for
 
 sys.path.insert(0, str(ROOT / "workflow"))
 
@@ -193,23 +193,22 @@ def test_files_are_busy_while_a_dvc_has_them(
     repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, length: int | None, kept: bool
 ) -> None:
     """In a new container the ids of the last one belong to other programs. A file that is not whole is of a killed DVC."""
-    with subprocess.Popen([name, "60"], executable=shutil.which("sleep")) as process:
+    with started([name, "60"], executable=shutil.which("sleep")) as process:
         entry = {"pid": process.pid, "cmd": "dvc --wait-for-lock repro"}
         (repo / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repo / "report.txt"): entry}, "read": {}})[:length])
         planned(repo, monkeypatch)
-        process.kill()
     assert (repo / ".dvc/tmp/rwlock").exists() is kept
 
 
 OF_SNAKEMAKE = """
-import signal, sys
+import pathlib, signal, sys, time
 def end(signum, frame):
     open("came", "a").write(signal.Signals(signum).name)
     sys.exit(7)
 for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(signum, end)
-open("started", "w")
-while True: signal.pause()
+pathlib.Path("started").touch()  # open() would warn of a file left open, and an exit within a warning is lost
+while True: time.sleep(0.01)  # signal.pause() would miss a signal that comes just before it
 """
 
 
@@ -222,9 +221,9 @@ def test_make_repro_passes_on_what_it_is_told(tmp_path: Path, start: list[str], 
     """Told alone, it ends as Snakemake does, for which another program stands here."""
     (tmp_path / "logs").mkdir()
     code = "import sys, repro; repro.SNAKEMAKE = [sys.executable, '-c', sys.argv[1]]; sys.exit(repro.run_snakemake())"
-    with subprocess.Popen(
+    with started(
         [*start, sys.executable, "-c", code, OF_SNAKEMAKE], cwd=tmp_path, env=environment(PYTHONPATH=f"{ROOT}:{ROOT}/workflow"),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         wait_for((tmp_path / "started").exists)
         status = Path(f"/proc/{process.pid}/status")
@@ -450,11 +449,10 @@ def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
     with (repo / "params.yaml").open("a") as params:
         params.write("nap: 54321\n")
     repro = (sys.executable, "workflow/repro.py")
-    with subprocess.Popen(repro, cwd=repo, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with started(repro, cwd=repo, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for((repo / "started").exists)
         said = call(repo, *repro, ok=False)
         assert f"is already running (process {process.pid} on " in said and "unlock" not in said
-        process.kill()
     wait_for(lambda: not processes(repo))
     (repo / ".dvc/tmp/rwlock").write_text("")  # what DVC leaves if it is killed at the worst moment
     edit(repo, "params.yaml", "nap: 54321", "nap: 0")

@@ -95,7 +95,7 @@ def compute_group_normalized_rewards(
     group_size: int,
     advantage_eps: float,
     normalize_by_std: bool,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Score every response, then normalise the rewards within each group.
 
     Args:
@@ -104,13 +104,13 @@ def compute_group_normalized_rewards(
         repeated_ground_truths: for each response, its question's ground truth.
 
     Returns:
-        advantages and raw rewards, each (n_groups * group_size,), and metadata: those of
-        :func:`grpo.learner.advantages.reward_statistics`, and ``scores``, the reward function's answers one by one.
+        advantages and raw rewards, each (n_groups * group_size,), and metadata:
+        :func:`grpo.learner.advantages.reward_statistics`.
     """
     scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
     advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
-    return advantages, raw_rewards.float(), reward_statistics(scores, advantages, group_size) | {"scores": scores}
+    return advantages, raw_rewards.float(), reward_statistics(scores, advantages, group_size)
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:

@@ -43,11 +43,11 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     committed = verify_program(paths.KISSING_NUMBER)
     propose: Propose | None = None
     settings = SearchSettings(None, wanted.seed)
-    if wanted.strategy:
+    if wanted.strategy and wanted.model:
         require_extra("openai", "openai", f"the strategy {wanted.strategy}")
         from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
-        endpoint = endpoint_from_environment(os.environ)
+        endpoint = endpoint_from_environment(os.environ, wanted.model)
         propose = propose_with(endpoint, wanted.strategy)
         settings = SearchSettings(wanted.strategy, wanted.seed, endpoint.model, endpoint.base_url)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")

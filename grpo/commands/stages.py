@@ -71,7 +71,7 @@ def dataset(task: TaskName) -> None:
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:
         if skipped := report.get(f"skipped_in_{split}"):
-            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {skipped['first']}")
+            print(f"{split}: rows that cannot be used and are skipped: {skipped['rows']}; the first: {skipped['first']}")
         if too_long := report.get(f"dropped_from_{split}_as_too_long"):
             print(f"{split}: {len(too_long)} prompts have more than {source.max_prompt_tokens} tokens and are left out")
     if dropped := report["dropped_from_train_as_overlap"]:

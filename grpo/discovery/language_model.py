@@ -41,10 +41,10 @@ class Endpoint:
     key: str = field(default=NO_KEY, repr=False)  # never shown; ``NO_KEY`` if there is none
 
 
-def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
-    """Read the endpoint from OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
+def endpoint_from_environment(environ: Mapping[str, str], model: str) -> Endpoint:
+    """Read the endpoint of a model from OPENAI_BASE_URL and OPENAI_API_KEY.
 
-    ``environ``: such as ``os.environ``. Raises UserError if the address or the model is missing, or a value is invalid.
+    ``environ``: such as ``os.environ``. Raises UserError if the address is missing, or a value is invalid.
     """
     url = environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
     if not re.fullmatch(r"https?://[^\s@?#]+", url):  # the message does not show the address, which may contain a password
@@ -52,13 +52,10 @@ def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
             "no address of an endpoint. Set OPENAI_BASE_URL to that of an OpenAI-compatible server, such as "
             "http://127.0.0.1:8000/v1, without a user, a query or a fragment, as the log shows it."
         )
-    name = environ.get("OPENAI_MODEL", "").strip()
-    if not name:
-        raise UserError(f"no model is given. Set OPENAI_MODEL to the name of one that {url} serves ({url}/models lists them).")
     key = environ.get("OPENAI_API_KEY", "").strip() or NO_KEY
     if not (key.isascii() and key.isprintable()):
         raise UserError("OPENAI_API_KEY: holds characters that no key has. Set it to the key alone, or unset it.")
-    return Endpoint(url, name, key)
+    return Endpoint(url, model, key)
 
 
 def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
@@ -107,8 +104,8 @@ class _Model:
             unknown = error.status_code == 400 and UNKNOWN_MODEL.search(line)
             if error.status_code in (401, 402, 403, 404) or error.code == "insufficient_quota" or unknown:
                 raise UserError(
-                    f"{url}: {line}. Check OPENAI_API_KEY and its account, OPENAI_MODEL, which is {model} ({url}/models lists "
-                    "the models), and OPENAI_BASE_URL, which usually ends with /v1."
+                    f"{url}: {line}. Check OPENAI_API_KEY and its account, kissing_number.model, which is {model} "
+                    f"({url}/models lists the models), and OPENAI_BASE_URL, which usually ends with /v1."
                 ) from error
             again = error.status_code in (408, 409, 429) or error.status_code >= 500
             calls, problem = (TRIES, f"{UNANSWERED}: {line}") if again else (1, f"{REFUSED}: {line}")

@@ -63,7 +63,8 @@ _MONEY_SIGNS, _MONEY_ENDINGS = (
 )
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
-_WORDS_OF_MEASURES = frozenset(("/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic", "squared", "cubed"))
+_POWERS = frozenset({"squared", "cubed"})
+_WORDS_OF_MEASURES = _POWERS | {"/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic"}
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 Unit = tuple[tuple[str, int], ...]
@@ -167,11 +168,11 @@ def _with_unit(text: str, body: str, name: str, noun: bool) -> tuple[str, Unit]:
 
 def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool:
     """Whether words are measures; after a plain number, one may be a noun for what is counted."""
-    if not 1 <= len(words) <= 8 or words[0].lower() in {"squared", "cubed"}:
+    if not 1 <= len(words) <= 8 or words[0].lower() in _POWERS:
         return False
     if not after_number:
         return all(map(_is_measuring, words))
-    if any(word.lower() in WORDS["no units"] for word in words):
+    if any(word.lower() in WORDS["no units"] - _POWERS for word in words):
         return False
     above = words[: [*words, "/"].index("/")]  # (red) marbles, cups of flour
     head = above[: above.index("of")] if above[-2:-1] == ["of"] else above

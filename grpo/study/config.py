@@ -679,13 +679,14 @@ class Divergence(Section):
 class KissingNumber(Section):
     """The search of the ``kissing_number`` stage: its strategy, and its limits (the first one reached ends it).
 
-    Without a strategy no search runs, and the stage only checks the committed program. A strategy asks a language model, set
-    by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each
+    Without a strategy no search runs, and the stage only checks the committed program. A strategy asks ``model`` of the
+    endpoint that ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` name. ``best_of_n``: independent answers. ``conversation``: each
     prompt has all earlier answers and their evaluations. ``hybrid``: a conversation in which each turn is the best of several
     answers.
     """
 
     strategy: Literal["best_of_n", "conversation", "hybrid"] | None = None
+    model: str | None = None
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
     seconds: PositiveFloat | None = None  # with this limit, two searches may differ
@@ -695,6 +696,8 @@ class KissingNumber(Section):
         limited = (self.calls, self.tokens, self.seconds) != (None, None, None)
         if limited != (self.strategy is not None):
             raise UserError("a strategy needs a limit (calls, tokens or seconds), and a limit needs a strategy")
+        if bool(self.model) != (self.strategy is not None):
+            raise UserError("a strategy needs a model (by the name that the endpoint has for it), and a model needs a strategy")
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]

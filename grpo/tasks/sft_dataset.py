@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, files_digest
+from grpo.common.files import atomic_folder, files_digest, write_jsonl
 from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
 from grpo.tasks.build import layout_free
 from grpo.tasks.rows import REVISION, Row, on_the_hub, read_rows
-from grpo.tasks.task import PLACEHOLDER, Format, Settings, Task, find_format
+from grpo.tasks.task import PLACEHOLDER, SPLITS, Format, Settings, Task, find_format
 
 
 class TaskTraces(Settings, extra="allow"):
@@ -70,7 +70,9 @@ def build_sft_dataset(
 ) -> dict[str, Any]:
     """Leave out traces of validation questions, score the others, and write them to ``target``.
 
-    Returns the report: number of examples, by reward; number left out; and a digest. Raises UserError if no trace is left.
+    Of a teacher's right responses, ``train_prompt_answer.jsonl`` has those to the first four fifths of the questions, and
+    ``validation_prompt_answer.jsonl`` the others (CSE599-O, problem 16). Returns the report: number of examples, by reward;
+    number left out; and a digest. Raises UserError if no trace is left.
 
     Args:
         source: origin of the traces, for the report.
@@ -86,6 +88,13 @@ def build_sft_dataset(
     with atomic_folder(target.parent) as folder:
         write_records(folder / target.name, examples)
         written = files_digest(folder / target.name)
+        if source == "sampled":
+            right = [(example.prompt, example.response) for example in examples if example.reward == 1.0]
+            questions = list(dict.fromkeys(prompt for prompt, _ in right))
+            training = {*questions[: len(questions) * 4 // 5]}
+            for split in SPLITS:
+                rows = [{"prompt": p, "answer": a} for p, a in right if (p in training) == (split == "train")]
+                write_jsonl(folder / f"{split}_prompt_answer.jsonl", rows)
     wrong = [score for score in scored if score["reward"] < 1.0]
     wrong_form = sum(score["format_reward"] < 1.0 for score in wrong)
     return {

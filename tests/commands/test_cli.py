@@ -92,7 +92,7 @@ def test_what_is_left_out_of_a_file_is_counted_and_said(own_rows: Path, grpo: Gr
     code, said, error = grpo("dataset", "main")
     assert code == 0, error
     skipped, overlap, made = said.splitlines()
-    assert re.match(r"train: 1 rows cannot be used and are skipped; the first: \S*train\.jsonl:3: ", skipped)
+    assert re.match(r"train: rows that cannot be used and are skipped: 1; the first: \S*train\.jsonl:3: ", skipped)
     assert overlap == "train: 2 questions are also validation questions and are left out"
     assert made == "data/dataset/main: 5 training and 5 validation problems"
 

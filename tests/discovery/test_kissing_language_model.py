@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits, and no proxy on the way to this machine."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    for name in ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY"):
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -147,9 +147,9 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
     ("failure", "told"),
     [
         (fake.NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
-        (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
-        (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
-        (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(404, "no such model"), r"HTTP 404: .*kissing_number.model, which is a-model .*/models.*OPENAI_BASE_URL"),
+        (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*kissing_number.model, which is a-model"),
+        (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*kissing_number.model, which is a-model"),
         (refusing(402, "Insufficient Balance"), r"HTTP 402: .*OPENAI_API_KEY and its account"),
         (refusing(403, "Country not supported"), r"HTTP 403: .*Check OPENAI_API_KEY"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
@@ -186,21 +186,20 @@ def test_the_key_is_nowhere(tmp_path: Path) -> None:
     assert all(KEY not in file.read_text() for file in tmp_path.iterdir())
 
 
-ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_MODEL": "m", "OPENAI_API_KEY": f" {KEY}\n"}
+ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_API_KEY": f" {KEY}\n"}
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"OPENAI_BASE_URL": ""}, "no address of an endpoint. Set OPENAI_BASE_URL to"),
-        ({"OPENAI_MODEL": " "}, r"no model is given. Set OPENAI_MODEL .*http://127.0.0.1:8000/v1/models"),
         ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "without a user, a query or a fragment"),
         ({"OPENAI_API_KEY": "sk-sécret"}, "OPENAI_API_KEY: holds characters that no key has"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        endpoint_from_environment({**ENVIRONMENT, **changes})
+        endpoint_from_environment({**ENVIRONMENT, **changes}, "m")
     assert KEY not in str(caught.value) and "cret" not in str(caught.value)
 
 
@@ -232,7 +231,7 @@ seccomp.seccomp_init.restype = ctypes.c_void_p
 context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint(0x7FFF0000)))
 seccomp.seccomp_rule_add_array(context, ctypes.c_uint(0x50026), 444, ctypes.c_uint(0), None)  # ENOSYS, as Linux 5.12 says
 assert seccomp.seccomp_load(context) == 0
-endpoint = endpoint_from_environment(os.environ)
+endpoint = endpoint_from_environment(os.environ, "m")
 try:
     propose_with(endpoint, "conversation")
 except UserError as error:
@@ -249,7 +248,7 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
     (tmp_path / "key").write_text("PRIVATE KEY", encoding="utf-8")
     thief = saying(f"```python\nraise ValueError(open({str(tmp_path / 'key')!r}).read())\n```")
     with FakeEndpoint([thief]) as server:
-        said = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": MODEL, "OPENAI_API_KEY": KEY}
+        said = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": KEY}
         command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, str(tmp_path / "log.json")]
         done = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=True)
         assert "could read whatever you may read" in done.stdout and "KISSING_UNFENCED=1" in done.stdout
@@ -314,5 +313,5 @@ def test_a_search_asks_vllm(vllm_server: Endpoint, tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_a_model_that_is_not_served_is_named(vllm_server: Endpoint, tmp_path: Path) -> None:
     other = Endpoint(vllm_server.base_url, "other")
-    with pytest.raises(UserError, match=r"The model `other` does not exist.*OPENAI_MODEL"):
+    with pytest.raises(UserError, match=r"The model `other` does not exist.*kissing_number.model"):
         search_by(other, tmp_path, "best_of_n", calls=1)

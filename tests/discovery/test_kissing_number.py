@@ -30,7 +30,7 @@ from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / paths.KISSING_NUMBER
-SEARCH = KissingNumber(strategy="conversation", calls=6, seed=1)
+SEARCH = KissingNumber(strategy="conversation", model=MODEL, calls=6, seed=1)
 SCRIPT = [BAD, GARBAGE, GOOD, BAD, BETTER, GOOD]
 SCORES = [0, 0, 22, 0, 38, 22]
 
@@ -101,7 +101,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
     with FakeEndpoint(answer) as server, pytest.MonkeyPatch.context() as patch:
         nothing = {"log": lambda *_, **__: None, "artifact": lambda path: path.stat(), "finish": lambda: None}
         patch.setattr("grpo.commands.kissing_search.MlflowRun", lambda *_: SimpleNamespace(**nothing))  # the pipeline writes it
-        for name, value in {"BASE_URL": server.url, "MODEL": MODEL, "API_KEY": KEY}.items():
+        for name, value in {"BASE_URL": server.url, "API_KEY": KEY}.items():
             patch.setenv(f"OPENAI_{name}", value)
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield server

@@ -9,6 +9,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pipeline_parts import ROOT, TRAINING, environment, processes
@@ -153,14 +154,15 @@ def test_how_a_stage_ended_is_told_in_few_lines(
 @pytest.mark.parametrize(
     ("signum", "since_first", "in_slurm", "ends"),
     [
-        *((signal.SIGTERM, None, True, True), (signal.SIGTERM, 0.3, False, False), (signal.SIGINT, 0.3, False, False)),
-        *((signal.SIGTERM, 2.0, True, False), (signal.SIGTERM, 2.0, False, True), (signal.SIGINT, 2.0, True, True)),
+        *((signal.SIGTERM, None, True, True), (signal.SIGTERM, 0.99, False, False), (signal.SIGINT, 0.99, False, False)),
+        *((signal.SIGTERM, 1.0, True, False), (signal.SIGTERM, 1.0, False, True), (signal.SIGINT, 1.0, True, True)),
     ],
 )
 def test_a_signal_asks_once_and_ends_it_the_second_time(
     signum: int, since_first: float | None, in_slurm: bool, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(with_gpus, "asked_at", [] if since_first is None else [time.monotonic() - since_first])
+    monkeypatch.setattr(with_gpus, "time", SimpleNamespace(monotonic=lambda: 1.0))
+    monkeypatch.setattr(with_gpus, "asked_at", [] if since_first is None else [1.0 - since_first])
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     if not in_slurm:
         monkeypatch.delenv("SLURM_JOB_ID")

@@ -70,6 +70,8 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("grpo.objective", "dapo"), "grpo.objective: only allowed in study files and arms."),
     (put("kissing_number", {"strategy": "hybrid"}), "kissing_number: a strategy needs a limit"),
     (put("kissing_number", {"calls": 9}), "kissing_number: a strategy needs a limit"),
+    (put("kissing_number", {"strategy": "hybrid", "calls": 9}), "kissing_number: a strategy needs a model"),
+    (put("kissing_number", {"model": "a/b"}), "kissing_number: a strategy needs a model"),
     (put("evaluation.every", [4, 2]), "evaluation: every: [4, 2] must list each step once, in rising order."),
     (put("evaluation.best_of_n.n", [400]), "evaluation.best_of_n: n: 400 cannot be chosen from samples (16)"),
     # Names

@@ -73,6 +73,23 @@ def test_a_file_of_traces_is_rewarded_and_reported() -> None:
     }
     write_rows(*ROWS[:4])
     assert build()["digest"] != digest
+    assert not list(TARGET.parent.glob("*_prompt_answer.jsonl"))
+
+
+def test_a_teachers_right_responses_are_split_by_question() -> None:
+    """Of the seven questions that it answers, each twice, five are for training."""
+    questions = [Problem(str(n), f"What is {n} + 1?", str(n + 1)) for n in range(10, 18)]
+    wrong, traces, pairs = "0", [], []
+    for one in questions:
+        for last, said in (("A", one.ground_truth), ("B", one.ground_truth), ("C", wrong)):
+            answer = wrong if one.id == "12" else said
+            traces.append((R1_ZERO.prompt(one.question), one, f" {last} </think> <answer>{answer}</answer>"))
+            if answer != wrong:
+                pairs.append([traces[-1][0], traces[-1][2]])
+    build_sft_dataset(TASK, "sampled", "r1_zero", traces, HELD_OUT, TARGET)
+    for split, expected in (("train", pairs[:10]), ("validation", pairs[10:])):
+        lines = (TARGET.parent / f"{split}_prompt_answer.jsonl").read_text().splitlines()
+        assert [[row["prompt"], row["answer"]] for row in map(json.loads, lines)] == expected
 
 
 def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:

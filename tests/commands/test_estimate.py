@@ -124,6 +124,10 @@ ACROSS = Beats(
 )
 
 
+def test_one_seed_borrows_the_spread_of_five_equal_runs_for_each_of_two_arms() -> None:
+    assert precision((0.3, 0.0), 1, 1) == (pytest.approx(math.sqrt(2) * 0.045), 4)
+
+
 @pytest.mark.parametrize(("sd", "seeds", "problems"), [(0.07, 5, 384), (0.02, 3, 64), (0.1, 15, 64)])
 def test_simulated_studies_find_the_stated_difference_and_rarely_err(sd: float, seeds: int, problems: int) -> None:
     """At the margin any decision is an error, at most 5%; at the stated distance from it 80% are found."""

@@ -16,7 +16,7 @@ from report_parts import run, store, store_general, study_of
 
 from grpo.commands import stages
 from grpo.commands import verify as verifying
-from grpo.commands.recompute import Difference, rows_of_file
+from grpo.commands.recompute import Difference, compare, rows_of_file
 from grpo.commands.verify import differences, noise
 from grpo.common.files import write_json
 from grpo.reporting.curves import CURVES, REACH
@@ -112,6 +112,12 @@ def test_a_changed_score_is_found_in_what_follows_from_it_and_in_data(study: Stu
     whole = np.where(scores == 1, 10.0, -2.0)  # of an own reward
     paths.OUTCOMES.write_text(text.replace(scores_of(scores), scores_of(whole)))
     assert [*rows_of_file(paths.OUTCOMES)[f"{SWEEP}/3e-4/1"]["last"]] == [*whole]
+
+
+@pytest.mark.parametrize("written", [[], [[1.0, 2.0], [3.0], [4.0]], [[1.0], [3.0]], [[1.0, 2.0, 2.0], [3.0]]])
+def test_lists_of_other_lengths_differ(written: list[list[float]]) -> None:
+    assert len([*compare("f", "p", [[1.0, 2.0], [3.0]], written)]) >= 1
+    assert not [*compare("f", "p", [[1.0, 2.0], [3.0]], [[1.0, 2.0], [3.0]])]
 
 
 def test_the_command_says_what_it_found(study: Study, grpo: Callable[..., tuple[int, str, str]]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpo.common.errors import AlreadyReported, ToBeResumed, UserError, own_errors
+
 
 def _has_strict_mode() -> bool:
     cpu = Path("/proc/cpuinfo")
@@ -140,3 +142,10 @@ def test_no_file_of_a_study_replaces_a_module(program: str, tmp_path: Path) -> N
     command = [sys.executable, "-P", "-c", program, str(study)]
     done = subprocess.run(command, cwd=study, env=environment, capture_output=True, text=True, check=False)
     assert not [*ran.iterdir()] and done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), ToBeResumed("x"), AlreadyReported(1), UserError("x")])
+def test_what_ends_a_run_is_no_mistake_in_the_studys_own_code(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, own_errors("reward: own:reward"):
+        raise error
+    assert caught.value is error

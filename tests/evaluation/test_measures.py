@@ -196,6 +196,8 @@ def test_means_by_hand() -> None:
     assert found["per_sequence"]["value"] == pytest.approx(-(1.5 + 3.0) / 2)
     lows = [found[name]["low"] for name in ("per_token", "per_token_low_variance", "per_sequence_low_variance")]
     assert lows[0] < -1.5 and lows[1:] == [0.0, 0.0]  # two runs say little, but no divergence is negative
+    (tenth,) = summary(records_of({"9": [(1, 1.0)], "10": [(1, 3.0)]}))["a"]
+    assert {run: of["per_sequence_low_variance"] for run, of in tenth["by_run"].items()} == {"e/a/9": 1.0, "e/a/10": 3.0}
 
 
 def test_the_interval_of_a_ratio_is_that_of_a_bootstrap() -> None:

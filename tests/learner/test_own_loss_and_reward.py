@@ -18,6 +18,7 @@ from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.learner.advantages import own_advantages
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
+from grpo.learner.microbatches import batch_tensors
 from grpo.study.compose import merge
 from grpo.study.config import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
@@ -51,6 +52,7 @@ of_length = lambda rewards, lengths: (lengths.mean(dim=1, keepdim=True) - length
 flat = lambda rewards, lengths: rewards.flatten()
 divided = lambda rewards, lengths: (rewards - rewards.mean(1, True)) / rewards.std(1, keepdim=True)
 a_list = lambda rewards, lengths: rewards.tolist()
+among_counted = lambda rewards, lengths: rewards - rewards.nanmean(dim=1, keepdim=True)
 
 seen = {}
 
@@ -191,6 +193,16 @@ def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
     assert own_advantages("of_my_own:centred", {}, rewards, lengths).tolist() == [0.5, -0.5]
     assert rewards.tolist() == [[1.0, 0.0]]  # the function has changed a copy
     assert own_advantages("of_my_own:of_length", {}, abstains, lengths).tolist() == [0.0, -1.0]  # whatever is returned for it
+    abstains = torch.tensor([[math.nan, 1.0, 0.0]])
+    assert own_advantages("of_my_own:among_counted", {}, abstains, torch.ones(1, 3)).tolist() == [0.0, 0.5, -0.5]
+
+
+def test_a_reward_that_was_not_given_is_0_to_a_loss() -> None:
+    """As it is, it would make the loss of `no_baseline` not finite."""
+    batch = rollouts((2, 3))
+    for one, reward in zip(batch, (math.nan, 1.0), strict=True):
+        one.rewards = {"reward": reward}
+    assert batch_tensors(batch, torch.ones(2), "cpu")["raw_rewards"].tolist() == [[0.0], [1.0]]
 
 
 def test_a_study_may_write_a_loss_as_the_handouts_do_and_one_of_its_own_needs_no_groups() -> None:

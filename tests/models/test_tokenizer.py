@@ -304,6 +304,17 @@ def test_stop_tokens_of_all_files(files: dict[str, Any], expected: tuple[int, ..
         assert generation.temperature == files.get(GENERATION, {}).get("temperature")
 
 
+def test_stop_tokens_of_a_tokenizer_that_is_converted(like_qwen: Path, tmp_path: Path) -> None:
+    """It has the files of older versions, without a tokenizer.json."""
+    model = json.loads((like_qwen / "tokenizer.json").read_bytes())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
+    put(tmp_path, "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", eos_token="<|endoftext|>")
+    put(tmp_path, CONFIG, model_type="gpt2", eos_token_id=[40, 41])
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.stop_token_ids == (tokenizer.eos_token_id, 40, 41)
+
+
 @pytest.mark.parametrize("file", [CONFIG, GENERATION])
 @pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12]], ids=str)
 def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: Path, _texts: list[str]) -> None:

@@ -416,6 +416,7 @@ def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_en
         ("early", 0): ([0.1, 0.5], [0.0, 10.0]),  # it keeps .5
         ("early", 1): ([0.1, 0.1, 0.5], [0.0, 10.0, 20.0]),  # the mean, .1, .3, .5, is at .4 half of the way
         ("never", 0): ([0.3, 0.1], [0.0, 10.0]),
+        ("fell", 0): ([0.1, 0.9, 0.2], [0.0, 10.0, 20.0]),  # its .9 is no end
     }
     rows = [
         {"arm": arm, "seed": seed, "step": 4 * place, "answer_reward": reward, "core_seconds": seconds}
@@ -425,6 +426,7 @@ def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_en
     found = reach(pd.DataFrame(rows), ["a", "early"], {("a", 0)})
     assert [[*one.values()] for one in found] == [["a", 0.4, 5.0, 15.0], ["early", 0.4, 6.0, 12.5]]
     assert [*reach(pd.DataFrame(rows), ["a", "never"], set())[1].values()] == ["never", 0.4, None, None]
+    assert [*reach(pd.DataFrame(rows), ["a", "fell"], set())[1].values()] == ["fell", 0.4, 1.5, 3.75]
     assert reach(pd.DataFrame(rows), ["never"], set()) == [], "no arm rises"
     assert reach(pd.DataFrame(rows), ["a"], set())[0]["core_seconds"] == 22.5  # 15 + (45 - 15) / 4
 

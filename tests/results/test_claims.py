@@ -349,12 +349,15 @@ def test_all_studies_together_wait_too_until_the_difference_stops_moving() -> No
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("0.1 0.1", "0.1 x"), (",0.1 0.1", ","), ("differences", "d"), (",0,0.1 0.1", ",0,inf 1"), ("0.1 0.1", "0.1")],
+    [
+        *(("0.1 0.1", "0.1 x"), (",0.1 0.1", ","), ("differences", "d"), (",0,0.1 0.1", ",0,inf 1"), ("0.1 0.1", "0.1")),
+        ("0.2 0.2", "nan 0.2"),
+    ],
 )
 def test_a_damaged_file_is_named(old: str, new: str, tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     write_pairs(path, {"x": paired("p", 0.1, 0.2, of=2)})
-    text = path.read_text().replace("0.10000000000000001", "0.1")
+    text = path.read_text().replace("0.10000000000000001", "0.1").replace("0.20000000000000001", "0.2")
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(UserError, match=r"pairs\.csv: damaged"):

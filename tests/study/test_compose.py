@@ -600,7 +600,7 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
         "literature/spurious_rewards", "literature/spurious_rewards_smollm2",
         "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
         "math-h100", "math-one-instance", "math-rehearsal", "mini", "objectives", "own", "quickstart", "real", "smollm2",
-        "smollm2-kl", "smollm2-numbers", "tools",
+        "smollm2-gsm8k", "smollm2-kl", "smollm2-numbers", "smollm2-sentences", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
     assert (

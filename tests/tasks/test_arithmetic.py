@@ -379,6 +379,12 @@ def test_what_counts_as_a_keyword(response: str, keywords: list[str], reward: in
     assert keyword_inclusion_reward_fn(response, keywords) == expected
 
 
+@pytest.mark.parametrize("keywords", ["red", "", [], [" "], ["red", ""]])
+def test_what_is_no_list_of_keywords_is_refused(keywords: Any) -> None:
+    with pytest.raises(UserError, match="keywords: expected a list of at least one word"):
+        keyword_inclusion_reward_fn("red", keywords)
+
+
 def test_responses_are_scored_by_their_problems_keywords() -> None:
     problem = Problem("k", "apple, red", "apple, red")
     responses = [" A red apple.", " A red pineapple.", " ", ""]

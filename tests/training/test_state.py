@@ -243,6 +243,8 @@ def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path:
     remove_stored(Path("state"))
     assert len([*Path("state").rglob(HASH)]) == 2
     Path("dvc.lock").write_text(dvc_hash(Path("timing")))
+    shutil.rmtree("timing/0")  # as `dvc repro -f` does, to train it again
+    assert not bring_back(one, result.parent) and not result.exists() and len([*Path("state").rglob(HASH)]) == 1
     remove_stored(Path("state"))
     assert not [*Path("state").rglob(HASH)]
     Path("dvc.yaml").unlink()

@@ -281,17 +281,17 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 def test_a_finished_run_is_not_trained_again(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC removes a stage's outputs before it runs. What DVC has stored is not kept (test_state)."""
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
-    run = run_of(tiny_study)
+    run, study = run_of(tiny_study), changed(tiny_study, save_state_every=2)
     outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     paths.PIPELINE.touch()
-    run_module.train_run(tiny_study, run)
+    run_module.train_run(study, run)
     first = files_below(*outputs)
     assert len(first) > 5 and not list(paths.RUN_STATE.rglob("step-*"))
     monkeypatch.setattr("grpo.training.train.train", lambda *_: pytest.fail("it was trained"))
     for _ in range(2):  # as often as DVC fails
         for output in outputs:
             shutil.rmtree(output)
-        run_module.train_run(tiny_study, run)
+        run_module.train_run(study, run)
         assert files_below(*outputs) == first
 
 

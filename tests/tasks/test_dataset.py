@@ -215,7 +215,9 @@ def test_answers_are_verified_as_the_study_says(tmp_path: Path) -> None:
         scored = task(files=files, verify=verify).score("r1_zero", asked, answers)
         assert [each["reward"] for each in scored.rewards] == expected and not any(scored.out_of_time)
     assert task(files=files, verify="own_verifier:close").own_code == ("own_verifier:close",)  # which runs depend on
-    (tmp_path / "asks.py").write_text("class Asks:\n    def reset(self, **row):\n        pass\n\n    def step(self, text):\n        pass\n")
+    (tmp_path / "asks.py").write_text(
+        "class Asks:\n    def reset(self, **row):\n        pass\n\n    def step(self, text):\n        pass\n"
+    )
     asking = task(files=files, verify="own_verifier:close", environment="asks:Asks")
     assert asking.own_code == ("own_verifier:close", "asks:Asks")
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from study_parts import activate, changed
 
@@ -301,6 +303,24 @@ def test_figures_are_shown_when_the_stage_is_up_to_date(tmp_path: Path) -> None:
     shown = script("best_of_n.py", str(tmp_path)).stdout
     for prompt, values in sampled.items():
         assert all(f"{prompt}, N = {n}: pass {kinds['pass']['value']:.3f} (" in shown for n, kinds in values["n"].items())
+
+
+def test_the_numbers_of_gsm8k_are_those_of_its_table() -> None:
+    """Of SmolLM2 before training, with Wilson's interval by hand."""
+    folder = ROOT / "reports/smollm2-gsm8k"
+    said = json.loads((folder / "metrics.json").read_text())["r1_zero"]
+    table = pd.read_csv(folder / "r1_zero.csv")
+    assert [*table["problem"]] == [f"gsm8k/test/{n}" for n in range(1319)]
+    kinds = table.groupby(["format_reward", "answer_reward"]).size().to_dict()
+    assert {tuple(map(float, re.findall(r"\d", name))): count for name, count in said["categories"].items()} == kinds
+    right, z = table["answer_reward"].sum(), 1.959963984540054
+    middle, half = right + z * z / 2, z * math.sqrt(right * (1 - right / 1319) + z * z / 4)
+    assert (said["low"], said["high"]) == pytest.approx(
+        [(middle + sign * half) / (1319 + z * z) for sign in (-1, 1)], abs=1e-12
+    )
+    page = (folder / "README.md").read_text()
+    for column in ("closes_think", "opens_answer", "ends_with_truth", "cut_off"):
+        assert re.search(rf"\b{table[column].sum():,}\b", page), column
 
 
 def test_without_the_environment_there_is_one_message() -> None:

@@ -176,7 +176,9 @@ def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool
         return False
     above = words[: [*words, "/"].index("/")]  # (red) marbles, cups of flour
     head = above[: above.index("of")] if above[-2:-1] == ["of"] else above
-    return noun or all(map(_is_measuring, head)) or (len(head) < 3 and is_noun(head[-1].lower()))
+    if all(map(_is_measuring, head)):
+        return True
+    return _POWERS.isdisjoint(map(str.lower, words)) and (noun or (len(head) < 3 and is_noun(head[-1].lower())))
 
 
 def _is_measuring(word: str) -> bool:

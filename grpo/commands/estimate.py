@@ -24,12 +24,20 @@ CARDS = {"RTX 4090": (84.0, 0.5), "H100": (30.0, 2.5), "H200": (14.0, 3.5)}
 PARAMETERS, ROLLOUTS, TOKENS = 1_543_714_304, 256, 1024  # of a unit
 SAMPLING, TRAINING = 0.56, 0.44  # shares of a unit's time: medians of 7.8 s and 6.2 s on the H200
 WITHOUT_SIGNAL = 0.5  # share of sampled groups that dynamic sampling replaces in each round
+# H100-hours that CS336's assignment 5 (2025) gives its problems; those of the off-policy sweep are for both of ours.
+BUDGETS = {
+    **dict.fromkeys(("sft_experiment", "grpo_baselines", "grpo_length_normalization", "grpo_group_standard_deviation"), "2"),
+    **dict.fromkeys(("grpo_off_policy_clip_ablation", "grpo_prompt_ablation"), "2"),
+    **dict.fromkeys(("expert_iteration_experiment", "grpo_learning_rate"), "6"),
+    "grpo_off_policy_sweep_broad": "12",
+}
 HEADS = ("experiment", "runs", "taken over", "steps")
 NOTES = """\
 known: seconds a step of 256 x 1,024 tokens, Qwen2.5-Math-1.5B: RTX 4090 84, H100 30 (Garg 2026); H200 14 (three steps here,
   random weights, benchmarks/NOTES.md)
 guessed: 56% of a step is sampling; time grows with parameters and with the limit of tokens; prices of rented cards
-counted: evaluations, zero-shot, best of N; not: traces of a teacher, models, KL, starts of stages, runs without a GPU"""
+counted: evaluations, zero-shot, best of N; not: traces of a teacher, models, KL, starts of stages, runs without a GPU
+CS336: H100-hours that the assignment gives the problem, whatever the number of arms and seeds"""
 
 
 def plan(study: Study, seconds_per_step: float | None, price: float | None) -> dict[str, Any]:
@@ -143,6 +151,7 @@ def table(found: dict[str, Any]) -> str:
     study, hours_by, notes = f"study {found['study']}, seeds {found['seeds']}", "GPU-hours by card", [NOTES]
     if on_gpus:
         rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
+        rows, columns = [[*row, BUDGETS.get(row[0], "")] for row in rows], [*columns, "CS336"]
     else:
         asked = "--seconds-per-step gives hours on this machine" + _seconds_in_report()
         hours_by, notes = f"no run uses a GPU: {'hours, one run after the other' if columns else asked}", []

@@ -26,7 +26,7 @@ from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
-from grpo.study.config import MAIN, with_objective
+from grpo.study.config import MAIN, OF_TRL, with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.tasks.build import problems_of
 from grpo.tasks.dataset import Dataset, columns_of
@@ -186,7 +186,8 @@ def given_values(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not key.startswith(SETTABLE):
-            raise UserError(f"--set {setting}: no such key. Keys begin with {', '.join(SETTABLE)} (docs/settings.md).")
+            where = f"Here: {OF_TRL[key]}" if key in OF_TRL else f"Keys begin with {', '.join(SETTABLE)}"
+            raise UserError(f"--set {setting}: no such key. {where} (docs/settings.md).")
         try:
             value: Any = YAML(typ="safe").load(text)
         except YAMLError:

@@ -373,6 +373,34 @@ def explain(error: ValidationError, values: Any) -> list[str]:
     return [(f"{key}: " if key else "") + _explained(item, key) for key, item in zip(keys, error.errors(), strict=True)]
 
 
+# TRL's names of settings (GRPOConfig) and where they are here; docs/settings.md has the defaults of both.
+OF_TRL = {
+    "beta": "grpo.kl_coefficient",
+    "num_generations": "grpo.group_size",
+    "generation_batch_size": "grpo.rollout_batch_size",
+    "per_device_train_batch_size": "grpo.train_batch_size / grpo.gradient_accumulation_steps",
+    "num_iterations": "grpo.epochs_per_rollout_batch",
+    "max_steps": "grpo.n_grpo_steps",
+    "num_train_epochs": "grpo.n_grpo_steps",
+    "warmup_ratio": "grpo.warmup_steps",
+    "max_completion_length": "grpo.sampling_max_tokens",
+    "max_prompt_length": "tasks.main.max_prompt_tokens",
+    "temperature": "grpo.sampling_temperature",
+    "top_p": "grpo.sampling_top_p",
+    "epsilon": "grpo.cliprange",
+    "epsilon_high": "grpo.cliprange_high",
+    "scale_rewards": "grpo.use_std_normalization",
+    "use_vllm": "engine.name: vllm",
+    "reward_funcs": "grpo.reward",
+    "peft_config": "grpo.lora",
+    "optim": "learner.optimizer",
+    "bf16": "learner.dtype: bfloat16",
+    "fp16": "learner.dtype: float16",
+    "save_steps": "save_state_every",
+    "eval_steps": "evaluation.every",
+    "seed": "seeds",
+    "report_to": "the environment variable MLFLOW_TRACKING_URI",
+}
 CHECK_IT = "Check its spelling and its place, or remove it; docs/settings.md has the names of TRL's settings, too."
 
 
@@ -381,6 +409,8 @@ def _explained(item: Any, key: str) -> str:
     unknown, shown = key.split(".")[-1], repr(value)
     if kind == "extra_forbidden" and unknown == OBJECTIVE:
         return f"only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
+    if kind == "extra_forbidden" and unknown in OF_TRL:
+        return f"unknown key. Here: {OF_TRL[unknown]}."
     if kind == "extra_forbidden":
         near = get_close_matches(unknown, sorted(_known_keys(Settings)), n=1, cutoff=0.75)
         return f"unknown key. {f'Did you mean {near[0]}?' if near and near[0] != unknown else CHECK_IT}"

@@ -105,6 +105,9 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert float(row.split()[-1]) > 3, "three steps of an hour"
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)
+    heads, *rows = grpo("plan", "math-first")[1].splitlines()[1:]
+    (row,) = [line for line in rows if line.startswith("grpo_learning_rate")]
+    assert (heads.split()[-1], row.split()[-1]) == ("CS336", "6")
     columns = ("experiment", "same_as", "steps", "rollout_s", "scoring_s", "training_s")
     runs = [("mine", "", 4, 3, 1, 4), ("mine", "a/b/0", 4, 30, 0, 0), ("grpo_sft", "", 2, 0, 0, 9)]
     paths.TIMING_TABLE.parent.mkdir(exist_ok=True)

@@ -218,7 +218,7 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
         ({"task": "none.jsonl"}, "try", "no such file"),
         ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, one of question, reply"),
         ({"settings": ["learning_rate=1e-5"]}, "try", "no such key. Keys begin with tasks.main., models.main., grpo., "),
-        ({"settings": ["beta=0.04"]}, "try", "--set beta=0.04: no such key. Keys begin with tasks.main., "),
+        ({"settings": ["beta=0.04"]}, "try", "--set beta=0.04: no such key. Here: grpo.kl_coefficient ("),
         ({"settings": ["grpo.objective=dap"]}, "try", "--set grpo.objective: no objective 'dap'"),
         ({"settings": ["grpo.learning_rate"]}, "try", "expected KEY=VALUE"),
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),

@@ -228,7 +228,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     (
         "grpo_lora",
         {"beta": 0.1},
-        ": beta: unknown key. Check its spelling and its place",
+        ": beta: unknown key. Here: grpo.kl_coefficient.",
     ),
     ("grpo_learning_rate", {"ei_batch_size": 64}, ": ei_batch_size: unknown key"),
     ("grpo_lora", {"prompt": "keyword"}, ": prompt: the task main has no format 'keyword'"),
